@@ -1,0 +1,46 @@
+"""Command line of the conversion room: `python -m reanchor_jax.convert`, also reached as `reanchor-jax convert`.
+
+In: arguments.
+Out: a directory, and one line saying where.
+Source: none.
+"""
+
+import argparse
+
+from reanchor_jax.checkpoint import DTYPES
+
+from .engine import convert
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `run` reads."""
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--target", metavar="DIR", help="Hugging Face directory of a Llama-3.x or Qwen3 model (safetensors)")
+    source.add_argument(
+        "--pair", metavar="NAME_OR_DIR", help="embedded pair, or a directory written before; its drafter is kept unless --drafter"
+    )
+    parser.add_argument("--drafter", metavar="DIR", help="z-lab DFlash directory, or a directory that train wrote")
+    parser.add_argument("--out", metavar="DIR", required=True, help="directory to write; must not exist or be empty")
+    parser.add_argument("--dtype", choices=DTYPES, help="cast the weights; default: keep the checkpoint's dtype")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, print the mapping, write nothing")
+    parser.add_argument("--overwrite", action="store_true", help="replace --out if it was written by this package")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Convert as the arguments say. Raises as `engine.convert`."""
+    written = convert(args.target, args.drafter, args.out, pair=args.pair, dtype=args.dtype, dry_run=args.dry_run, overwrite=args.overwrite)
+    print("dry run: nothing was written" if written is None else f"written: {written}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse and run; problems are told on standard error, with exit status 1."""
+    parser = argparse.ArgumentParser(prog="python -m reanchor_jax.convert", description="Convert PyTorch checkpoints to our directories.")
+    add_arguments(parser)
+    try:
+        run(parser.parse_args(arguments))
+    except (ValueError, OSError) as error:
+        raise SystemExit(f"error: {error}") from error
+
+
+if __name__ == "__main__":
+    main()

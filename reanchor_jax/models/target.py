@@ -1,0 +1,91 @@
+"""One decoder stack for Llama-3.x and Qwen3, driven by its config.
+
+In: tokens [B T] at positions [B T], a mask among them (causal for a prompt, ancestors for a trie), a cache it only reads.
+Out: final states, tapped layer outputs, and the tokens' keys and values per layer; logits are a separate call.
+Source: transformers' LlamaForCausalLM and Qwen3ForCausalLM.
+"""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int
+
+from reanchor_jax.config import TargetConfig
+from reanchor_jax.kernels.tree_attention import CachePart
+from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear
+
+
+class TargetOutput(NamedTuple):
+    """Result of one target pass over T tokens.
+
+    states: after the final norm; what the head reads.
+    taps: tapped layer outputs concatenated in the order asked for; E*D is 0 wide if none were.
+    keys_values: of each layer, keys in rows 0..G-1, values in rows G..2G-1; not written anywhere.
+    """
+
+    states: Float[Array, "B T D"]
+    taps: Float[Array, "B T ED"]
+    keys_values: tuple[Float[Array, "B 2G T A"], ...]
+
+
+class Target(nnx.Module):
+    """Autoregressive target model; weights [inputs, outputs]."""
+
+    def __init__(self, config: TargetConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+        self.config = config
+        self.embedding = nnx.Embed(config.vocab_size, config.width, dtype=dtype, param_dtype=dtype, rngs=rngs)
+        self.layers = nnx.List(
+            [
+                DecoderLayer(
+                    layer,
+                    width=config.width,
+                    num_heads=config.num_heads,
+                    mlp_width=config.mlp_width,
+                    has_qk_norm=config.has_qk_norm,
+                    epsilon=config.norm_epsilon,
+                    dtype=dtype,
+                    rngs=rngs,
+                )
+                for layer in config.layers
+            ]
+        )
+        self.norm = RMSNorm(config.width, epsilon=config.norm_epsilon, dtype=dtype)
+        self.head = None if config.is_tied else linear(config.width, config.vocab_size, dtype=dtype, rngs=rngs)
+
+    def __call__(
+        self,
+        tokens: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        mask: Bool[Array, "#B T T"],
+        *,
+        cache: tuple[Float[Array, "B 2G S A"], ...] | None = None,
+        lengths: Int[Array, " B"] | None = None,
+        target_layer_ids: tuple[int, ...] = (),
+    ) -> TargetOutput:
+        """Run T tokens beside a cache.
+
+        mask: which of the T tokens each token sees. cache: one buffer a layer, of which `lengths` positions a row are real.
+        target_layer_ids: 0-based layers to tap; the last layer's tap is taken after the final norm, as transformers reports it.
+        """
+        x = self.embedding(tokens)
+        taps, keys_values = {}, []
+        for index, layer in enumerate(self.layers):
+            window = self.config.layers[index].window
+            visible = mask if window is None else mask & (positions[:, None, :] > positions[:, :, None] - window)
+            part = None if cache is None else CachePart(keys_values=cache[index], lengths=lengths)
+            x, own = layer(x, positions, visible, cache=part)
+            keys_values.append(own)
+            taps[index] = x
+        states = self.norm(x)
+        taps[self.config.num_layers - 1] = states
+        tapped = [taps[index] for index in target_layer_ids]
+        return TargetOutput(
+            states=states,
+            taps=jnp.concatenate(tapped, axis=-1) if tapped else states[..., :0],
+            keys_values=tuple(keys_values),
+        )
+
+    def logits(self, states: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """Unnormalised log-probabilities of the next token, in the dtype of the weights."""
+        return self.embedding.attend(states) if self.head is None else self.head(states)
