@@ -7,12 +7,10 @@ Source: the safetensors format; headers are checked before any weight is read, t
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy; safetensors fails on it otherwise
 import numpy as np
 from flax import nnx
 from safetensors import safe_open
@@ -23,30 +21,14 @@ from reanchor_jax import checkpoint, pairs
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
 from reanchor_jax.models.drafter import Models
 
-from .tables import TABLES, Rule, Table
+from .plan import Move, key_of, plan, source_shape
+from .tables import TABLES, Table, Transform
 
-_SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _HASH_BLOCK = 1 << 24  # bytes hashed at once
 
 
 class ConversionError(ValueError):
     """The checkpoint does not fit the model; the message lists every problem found."""
-
-
-class _Move(NamedTuple):
-    """One tensor to read.
-
-    leaf: path of the leaf it fills, or that it must equal if is_repeat.
-    """
-
-    key: str
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-    num_bytes: int
-    leaf: str
-    transform: str
-    is_repeat: bool
 
 
 class _Part(NamedTuple):
@@ -101,9 +83,9 @@ def convert(
         if part.table is None:
             stored = {leaf.dtype.name for leaf in checkpoint.stored_leaves(part.directory / part.name).values()}
         else:
-            moves[part.name], found = _plan(part)
+            moves[part.name], found = plan(part.directory, checkpoint.leaves(part.module), part.table)
             stored = {move.dtype for move in moves[part.name] if move.dtype in checkpoint.DTYPES}
-            problems += found
+            problems += [f"{part.name}: {problem}" for problem in found]
         dtypes |= stored
     if len(dtypes) > 1 and dtype is None:
         problems.append(f"dtype: the weights are of several dtypes ({', '.join(sorted(dtypes))}); pass dtype to cast them to one")
@@ -213,54 +195,7 @@ def _part(name: str, directory: Path, found: checkpoint.Contents, config: Target
     )
 
 
-def _plan(part: _Part) -> tuple[list[_Move], list[str]]:
-    """Match every key of every header with a leaf; return the moves and, as text, everything that does not fit."""
-    assert part.table is not None
-    wanted = checkpoint.leaves(part.module)
-    rules = [(_pattern(rule.source, part.table.prefixes), rule) for rule in part.table.rules]
-    ignored = [_pattern(key, part.table.prefixes) for key in part.table.ignored]
-    files, problems = _weight_files(part.directory)
-    can_list_missing = not problems
-    moves: dict[str, _Move] = {}
-    repeats: list[_Move] = []
-    key_files: dict[str, str] = {}
-    for file in files:
-        try:
-            header = list(_header(file))
-        except Exception as error:  # safetensors raises its own class, OSError or JSON errors
-            problems.append(f"file: {file.name} is truncated or corrupt ({error}); download it again")
-            can_list_missing = False
-            continue
-        for key, shape, dtype, num_bytes in header:
-            if key in key_files:
-                problems.append(f"duplicate: {key} is in {key_files[key]} and in {file.name}")
-                continue
-            key_files[key] = file.name
-            if any(pattern.fullmatch(key) for pattern in ignored):
-                continue
-            leaf, transform, is_repeat = _match(key, rules, part.table, wanted)
-            if leaf is None:
-                problems.append(f"unexpected: {key} {list(shape)} has no place in the model that config.json describes")
-                continue
-            if leaf in moves and not is_repeat:
-                problems.append(f"duplicate: {key} and {moves[leaf].key} are the same tensor")
-                continue
-            needed = tuple(wanted[leaf].shape)
-            if (shape[::-1] if transform == "transpose" else shape) != needed:
-                problems.append(f"shape: {key} is {list(shape)}, config.json asks for {list(_source_shape(needed, transform))}")
-            if dtype not in _SAFETENSORS_DTYPES:
-                problems.append(f"dtype: {key} is {dtype}; only {', '.join(_SAFETENSORS_DTYPES)} are converted (no quantised weights)")
-            move = _Move(key, file, shape, _SAFETENSORS_DTYPES.get(dtype, dtype), num_bytes, leaf, transform, is_repeat)
-            if is_repeat:
-                repeats.append(move)
-            else:
-                moves[leaf] = move
-    if can_list_missing:
-        problems += [_missing(leaf, part) for leaf in wanted if leaf not in moves]
-    return [*moves.values(), *repeats], [f"{part.name}: {problem}" for problem in problems]
-
-
-def _read(part: _Part, moves: Iterable[_Move], dtype: np.dtype | None, progress: tqdm) -> tuple[nnx.Module, dict[str, Any]]:
+def _read(part: _Part, moves: Iterable[Move], dtype: np.dtype | None, progress: tqdm) -> tuple[nnx.Module, dict[str, Any]]:
     """Fill a part's module on the host, file by file; return it with its provenance."""
     if part.table is None:
         if part.name == "drafter":
@@ -297,88 +232,17 @@ def _read(part: _Part, moves: Iterable[_Move], dtype: np.dtype | None, progress:
     return checkpoint.with_leaves(module, values), {**part.origin, "files": checksums}
 
 
-def _weight_files(directory: Path) -> tuple[list[Path], list[str]]:
-    """Files that hold the weights, and what is wrong with the list itself."""
-    single, index = directory / "model.safetensors", directory / "model.safetensors.index.json"
-    if single.is_file():
-        return [single], []
-    if not index.is_file():
-        hint = " (only safetensors is read: load the model in PyTorch and save_pretrained it)" if list(directory.glob("*.bin")) else ""
-        return [], [f"file: neither model.safetensors nor model.safetensors.index.json in {directory.name}{hint}"]
-    try:
-        weight_map = (checkpoint.read_json(index) or {}).get("weight_map")
-    except ValueError as error:
-        return [], [f"file: {error}"]
-    if not isinstance(weight_map, dict) or not weight_map:
-        return [], [f"file: {index.name} has no weight_map; download it again"]
-    names = sorted(set(map(str, weight_map.values())))
-    problems = [f"file: {name} of {index.name} is not a file name" for name in names if Path(name).name != name]
-    problems += [f"file: {name} is listed in {index.name} but missing; download it" for name in names if not (directory / name).is_file()]
-    return [directory / name for name in names if Path(name).name == name and (directory / name).is_file()], problems
-
-
-def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
-    """Key, shape, safetensors dtype and size in bytes of every tensor; opening checks the file's length against its header."""
-    with safe_open(file, framework="np") as tensors:
-        for key in tensors.keys():  # noqa: SIM118 - not a dict, has no iterator
-            view = tensors.get_slice(key)
-            shape, dtype = tuple(view.get_shape()), view.get_dtype()
-            itemsize = np.dtype(_SAFETENSORS_DTYPES[dtype]).itemsize if dtype in _SAFETENSORS_DTYPES else 1
-            yield key, shape, dtype, int(np.prod(shape)) * itemsize
-
-
-def _match(key: str, rules: list[tuple[re.Pattern[str], Rule]], table: Table, wanted: Mapping[str, Any]) -> tuple[str | None, str, bool]:
-    """Leaf and transform of a key, and whether it only repeats that leaf; None if the model has no place for it."""
-    for pattern, rule in rules:
-        match = pattern.fullmatch(key)
-        if match is None:
-            continue
-        leaf = rule.destination.format(**match.groupdict())
-        if leaf in wanted:
-            return leaf, rule.transform, False
-        if rule.source in table.repeats:
-            return table.repeats[rule.source], "none", True
-    return None, "none", False
-
-
-def _missing(leaf: str, part: _Part) -> str:
-    assert part.table is not None
-    key = _key_of(leaf, part.table)[0]
-    hint = ""
-    if key in part.table.repeats:
-        hint = " (config.json says tie_word_embeddings is false; set it to true if the head is the embedding)"
-    return f"missing: {key} for {leaf}{hint}"
-
-
-def _key_of(leaf: str, table: Table) -> tuple[str, str]:
-    """Key and transform of a leaf: the table read backwards."""
-    for rule in table.rules:
-        match = _pattern(rule.destination, table.prefixes).fullmatch(leaf)
-        if match:
-            return rule.source.format(prefix=table.prefixes[0], **match.groupdict()), rule.transform
-    raise KeyError(f"no rule fills {leaf}; add one to convert/tables.py.")
-
-
-def _pattern(template: str, prefixes: tuple[str, ...]) -> re.Pattern[str]:
-    prefix = "(?:" + "|".join(map(re.escape, prefixes)) + ")"
-    return re.compile(re.escape(template).replace(r"\{prefix\}", prefix).replace(r"\{layer\}", "(?P<layer>0|[1-9][0-9]*)"))
-
-
 def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
     tensors = {}
     for leaf, value in checkpoint.leaves(module).items():
-        key, transform = _key_of(leaf, table)
+        key, transform = key_of(leaf, table)
         # safetensors writes the buffer as it lies in memory, so a transposed view must be copied
         tensors[key] = np.ascontiguousarray(_transform(np.asarray(value), transform))
     return tensors
 
 
-def _transform(tensor: np.ndarray, transform: str) -> np.ndarray:
+def _transform(tensor: np.ndarray, transform: Transform) -> np.ndarray:
     return tensor.T if transform == "transpose" else tensor
-
-
-def _source_shape(shape: tuple[int, ...], transform: str) -> tuple[int, ...]:
-    return shape[::-1] if transform == "transpose" else shape
 
 
 def _cast(value: np.ndarray, dtype: np.dtype, key: str, problems: list[str]) -> np.ndarray:
@@ -401,14 +265,14 @@ def _checksum(file: Path, progress: tqdm) -> str:
     return digest.hexdigest()
 
 
-def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[_Move]], dtype: np.dtype | None) -> None:
+def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[Move]], dtype: np.dtype | None) -> None:
     for part in parts:
         print(f"{part.name}: from {part.directory}")
         if part.table is None:
             print(f"  {len(checkpoint.leaves(part.module))} leaves copied as they are")
         for move in moves.get(part.name, ()):
             action = "must equal" if move.is_repeat else "->"
-            shape = list(_source_shape(move.shape, move.transform))
+            shape = list(source_shape(move.shape, move.transform))
             print(f"  {move.key} {list(move.shape)} {move.dtype} {action} {move.leaf} {shape} {dtype or move.dtype}")
 
 

@@ -8,6 +8,8 @@ Source: state dicts of transformers' LlamaForCausalLM and Qwen3ForCausalLM, and 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
+Transform = Literal["none", "transpose"]
+
 
 class Rule(NamedTuple):
     """One tensor, or one tensor of every layer.
@@ -19,7 +21,7 @@ class Rule(NamedTuple):
 
     source: str
     destination: str
-    transform: Literal["none", "transpose"]
+    transform: Transform
 
 
 class Table(NamedTuple):

@@ -5,6 +5,8 @@ Out: new buffers. Slot s holds position s; what lies at or past a row's length i
 Source: layout measured to need no cache-sized copy inside a jitted loop (heads before positions, donated).
 """
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -12,6 +14,13 @@ from jaxtyping import Array, Float, Int
 from reanchor_jax.config import LayerConfig
 
 KVCache = tuple[Float[Array, "B 2G S A"], ...]
+
+
+class Committed(NamedTuple):
+    """Caches of all layers with the number of positions of each row that are real; passes only read it."""
+
+    layers: KVCache
+    lengths: Int[Array, " B"]
 
 
 def init_cache(layers: tuple[LayerConfig, ...], *, num_rows: int, num_slots: int, dtype: jnp.dtype) -> KVCache:

@@ -2,7 +2,7 @@
 
 In: the dict of a `config.json`, or keyword arguments.
 Out: TargetConfig, DrafterConfig, DecodeConfig; every rule about their values is checked here, before any tracing.
-Source: transformers' Llama and Qwen3 configs; z-lab DFlash configs, old layout (top level) and new layout (`dflash_config`, `rope_parameters`).
+Source: transformers' Llama and Qwen3 configs; z-lab DFlash configs, old layout (top level) and new (`dflash_config`, `rope_parameters`).
 """
 
 import math
@@ -56,7 +56,7 @@ class RopeConfig:
         if kind not in ("llama3", "yarn"):
             raise ValueError(f"rope_type {kind!r} is not supported; known types are default, llama3, yarn.")
         factor = float(scaling["factor"])
-        original = scaling.get("original_max_position_embeddings") or config.get("max_position_embeddings")
+        original = int(scaling.get("original_max_position_embeddings") or _require(config, "max_position_embeddings"))
         if kind == "llama3":
             return cls(
                 theta=float(theta),
@@ -64,13 +64,13 @@ class RopeConfig:
                 factor=factor,
                 low_frequency_factor=float(scaling["low_freq_factor"]),
                 high_frequency_factor=float(scaling["high_freq_factor"]),
-                original_max_positions=int(original),
+                original_max_positions=original,
             )
         return cls(
             theta=float(theta),
             kind="yarn",
             factor=factor,
-            original_max_positions=int(original),
+            original_max_positions=original,
             beta_fast=float(scaling.get("beta_fast") or 32.0),
             beta_slow=float(scaling.get("beta_slow") or 1.0),
             attention_factor=_yarn_attention_factor(scaling, factor),
@@ -130,31 +130,31 @@ class TargetConfig:
         family = config.get("model_type")
         if family not in ("llama", "qwen3"):
             raise ValueError(f"model_type {family!r} is not a supported target; supported are llama and qwen3.")
-        _refuse(config, "attention_bias", "mlp_bias", "pretraining_tp_bias")
+        _refuse(config, "attention_bias", "mlp_bias")
         if config.get("hidden_act", "silu") != "silu":
             raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; only silu is.")
-        heads = config["num_attention_heads"]
+        heads = _require(config, "num_attention_heads")
         rope = RopeConfig.from_huggingface(config)
         shape = LayerConfig(
             num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            head_size=config.get("head_dim") or _require(config, "hidden_size") // heads,
             rope=rope,
         )
         eos = (generation_config or {}).get("eos_token_id", config.get("eos_token_id"))
         return cls(
             family=family,
-            vocab_size=config["vocab_size"],
-            width=config["hidden_size"],
+            vocab_size=_require(config, "vocab_size"),
+            width=_require(config, "hidden_size"),
             num_heads=heads,
-            mlp_width=config["intermediate_size"],
-            norm_epsilon=config["rms_norm_eps"],
+            mlp_width=_require(config, "intermediate_size"),
+            norm_epsilon=_require(config, "rms_norm_eps"),
             layers=tuple(
                 _with_window(shape, window, is_causal=True)
                 for window in _windows(config, is_used=family == "qwen3" and bool(config.get("use_sliding_window")))
             ),
             has_qk_norm=family == "qwen3",
             is_tied=bool(config.get("tie_word_embeddings", False)),
-            max_positions=config["max_position_embeddings"],
+            max_positions=_require(config, "max_position_embeddings"),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, Sequence) else (eos,),
         )
 
@@ -229,21 +229,21 @@ class DrafterConfig:
                 raise ValueError(f"{name} is missing from the drafter config (looked in dflash_config and at the top level); add it.")
             return value
 
-        heads = config["num_attention_heads"]
+        heads = _require(config, "num_attention_heads")
         windows = _windows(config, is_used=config.get("layer_types") is not None)
         is_causal = config.get("is_causal")
         rope = RopeConfig.from_huggingface(config)
         shape = LayerConfig(
             num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or config["hidden_size"] // heads,
+            head_size=config.get("head_dim") or _require(config, "hidden_size") // heads,
             rope=rope,
         )
         return cls(
-            vocab_size=config["vocab_size"],
-            width=config["hidden_size"],
+            vocab_size=_require(config, "vocab_size"),
+            width=_require(config, "hidden_size"),
             num_heads=heads,
-            mlp_width=config["intermediate_size"],
-            norm_epsilon=config["rms_norm_eps"],
+            mlp_width=_require(config, "intermediate_size"),
+            norm_epsilon=_require(config, "rms_norm_eps"),
             # without a top-level is_causal, sliding layers are causal inside the block and full layers are not
             layers=tuple(
                 _with_window(shape, window, is_causal=window is not None if is_causal is None else bool(is_causal)) for window in windows
@@ -262,23 +262,23 @@ class DecodeConfig:
     is_speculative: False means one target token a round and no drafter.
     retain: which rejected nodes' states condition shifted blocks in the next round.
     max_offsets: most shifted blocks a round drafts; 0 means the plain chain.
-    num_nodes: trie capacity, anchor included; None means the block size.
+    num_nodes: trie capacity, anchor included; 0 means the block size.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
     cache_length: most tokens (prompt + generated) a row can hold.
     prefill_chunk: prompt tokens a prefill pass takes; a multiple of 64.
     block_buckets, node_buckets: sizes at which a round's work is compiled; the smallest that fits all rows is picked on the device.
-        None means a default set. The largest must hold the whole: 1 + max_offsets blocks, num_nodes nodes.
+        Empty means a default set. The largest must hold the whole: 1 + max_offsets blocks, num_nodes nodes.
     """
 
     is_speculative: bool = True
     retain: RetainPolicy = "none"
     max_offsets: int = 0
-    num_nodes: int | None = None
+    num_nodes: int = 0
     draft_choice: DraftChoice = "argmax"
     cache_length: int = 1024
     prefill_chunk: int = 64
-    block_buckets: tuple[int, ...] | None = None
-    node_buckets: tuple[int, ...] | None = None
+    block_buckets: tuple[int, ...] = ()
+    node_buckets: tuple[int, ...] = ()
 
     def __post_init__(self):
         if self.retain not in RETAIN_POLICIES:
@@ -299,9 +299,7 @@ class DecodeConfig:
             raise ValueError(f"prefill_chunk must be a positive multiple of {CACHE_CHUNK}; got {self.prefill_chunk}.")
         for name, largest in (("block_buckets", 1 + self.max_offsets), ("node_buckets", self.num_nodes)):
             buckets = getattr(self, name)
-            if buckets is not None and (
-                not buckets or buckets[0] < 1 or list(buckets) != sorted(set(buckets)) or (largest is not None and buckets[-1] != largest)
-            ):
+            if buckets and (buckets[0] < 1 or list(buckets) != sorted(set(buckets)) or largest not in (0, buckets[-1])):
                 raise ValueError(f"{name} must rise strictly and end at {largest}; got {buckets}.")
 
     @classmethod
@@ -319,11 +317,11 @@ class DecodeConfig:
         """The paper's ReAnchor: baseline states retained, earliest match, every offset of a block of 16. Defaults hold every node."""
         retain = overrides.get("retain", "baseline")
         offsets = {"none": 0, "baseline": 15, "deepest": 30, "both": 45}.get(retain, 1)
-        return cls(**{"retain": retain, "max_offsets": offsets, "num_nodes": 256 if offsets else None, **overrides})
+        return cls(**{"retain": retain, "max_offsets": offsets, "num_nodes": 256 if offsets else 0, **overrides})
 
     def resolve(self, block_size: int) -> "DecodeConfig":
         """Fill what depends on the drafter's block size. Raises ValueError if num_nodes cannot hold the baseline block."""
-        nodes = block_size if self.num_nodes is None else self.num_nodes
+        nodes = self.num_nodes or block_size
         if nodes < block_size:
             raise ValueError(f"num_nodes ({nodes}) must hold the baseline block of {block_size} tokens; raise it to at least {block_size}.")
         blocks = 1 + self.max_offsets
@@ -331,8 +329,8 @@ class DecodeConfig:
             **{
                 **self.__dict__,
                 "num_nodes": nodes,
-                "block_buckets": self.block_buckets or _buckets(blocks, (1, 4, 8, 16, 32)),
-                "node_buckets": self.node_buckets or _buckets(nodes, (block_size, 64, 128)),
+                "block_buckets": self.block_buckets or _buckets(blocks, (1, 4, 16)),
+                "node_buckets": self.node_buckets or _buckets(nodes, (block_size, 64)),
             }
         )
 
@@ -352,6 +350,12 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
         )
 
 
+def _require(config: Mapping[str, Any], name: str) -> Any:
+    if config.get(name) is None:
+        raise ValueError(f"{name} is missing from config.json; add it.")
+    return config[name]
+
+
 def _refuse(config: Mapping[str, Any], *names: str) -> None:
     for name in names:
         if config.get(name):
@@ -360,7 +364,7 @@ def _refuse(config: Mapping[str, Any], *names: str) -> None:
 
 def _windows(config: Mapping[str, Any], *, is_used: bool) -> tuple[int | None, ...]:
     """Window of each layer from `layer_types`; a sliding layer without `sliding_window` is an error."""
-    num_layers = config["num_hidden_layers"]
+    num_layers = _require(config, "num_hidden_layers")
     # transformers' rule where layer_types is absent: layers from max_window_layers (default 28) on slide, if windows are used at all
     has_default = is_used and bool(config.get("sliding_window"))
     kinds = config.get("layer_types") or [

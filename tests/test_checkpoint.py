@@ -246,6 +246,11 @@ def test_leaves_and_with_leaves_are_inverse():
     assert len(values) == len(jax.tree.leaves(nnx.state(target)))
 
 
+def test_load_pair_takes_a_directory_as_load_does(tmp_path):
+    save(tmp_path / "pair")
+    assert_equal(pairs.load_pair(tmp_path / "pair", dtype="bfloat16").target, checkpoint.load(tmp_path / "pair", dtype="bfloat16").target)
+
+
 def test_an_unknown_pair_lists_the_known_ones(tmp_path):
     assert pairs.path(tmp_path) == tmp_path
     for name in pairs.names():

@@ -12,6 +12,7 @@ from tiny import random_models, tiny_drafter_config, tiny_qwen3_config
 from reanchor_jax import cache, checkpoint
 from reanchor_jax.config import DrafterConfig
 from reanchor_jax.convert.engine import convert, export_huggingface
+from reanchor_jax.models.drafter import BlockContext
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -83,15 +84,16 @@ def block_states(drafter, taps, block, *, num_committed):
         buffers = cache.init_cache(drafter.config.layers, num_rows=1, num_slots=NUM_SLOTS, dtype=jnp.float32)
         buffers = tuple(jnp.full_like(buffer, jnp.nan) for buffer in buffers)
         buffers = cache.write(buffers, tuple(layer[:, :, :num_committed] for layer in entries), jnp.zeros(1, jnp.int32))
-        beside = {}
+        beside = None
         if num_committed < num_context:
-            beside = {
-                "context": tuple(layer[:, :, num_committed:] for layer in entries),
-                "context_positions": jnp.arange(num_committed, num_context)[None],
-                "context_mask": jnp.ones((1, num_context - num_committed), bool),
-            }
+            beside = BlockContext(
+                keys_values=tuple(layer[:, :, num_committed:] for layer in entries),
+                positions=jnp.arange(num_committed, num_context)[None],
+                mask=jnp.ones((1, num_context - num_committed), bool),
+            )
         positions = num_context + jnp.arange(block.shape[1])[None]
-        return drafter.block_states(block, positions, cache=buffers, lengths=jnp.asarray([num_committed]), **beside)
+        committed = cache.Committed(layers=buffers, lengths=jnp.asarray([num_committed]))
+        return drafter.block_states(block, positions, committed=committed, context=beside)
 
 
 @every_config

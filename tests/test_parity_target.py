@@ -85,10 +85,10 @@ def torch_run(model, tokens):
 
 
 @jax.jit
-def run(target, tokens, positions, mask, buffers, lengths):
+def run(target, tokens, positions, mask, committed):
     with jax.default_matmul_precision("highest"):
         taps = tuple(range(target.config.num_layers))
-        output = target(tokens, positions, mask, cache=buffers, lengths=lengths, target_layer_ids=taps)
+        output = target(tokens, positions, mask, committed=committed, target_layer_ids=taps)
         return target.logits(output.states), jnp.split(output.taps, len(taps), axis=-1), output.keys_values
 
 
@@ -102,7 +102,7 @@ def causal(num_tokens):
 
 def one_shot(target, tokens):
     tokens = jnp.asarray(tokens)[None]
-    return run(target, tokens, jnp.arange(tokens.shape[1])[None], causal(tokens.shape[1]), None, None)
+    return run(target, tokens, jnp.arange(tokens.shape[1])[None], causal(tokens.shape[1]), None)
 
 
 def prefill(target, rows):
@@ -121,7 +121,9 @@ def prefill(target, rows):
         for row in range(2):
             tokens[row, : counts[row]] = rows[row][done[row] : done[row] + counts[row]]
         starts = jnp.asarray(done, jnp.int32)
-        output, _, keys_values = run(target, jnp.asarray(tokens), starts[:, None] + jnp.arange(50), causal(50), buffers, starts)
+        output, _, keys_values = run(
+            target, jnp.asarray(tokens), starts[:, None] + jnp.arange(50), causal(50), cache.Committed(layers=buffers, lengths=starts)
+        )
         is_real = (jnp.arange(50) < jnp.asarray(counts)[:, None])[:, None, :, None]
         buffers = cache.write(buffers, tuple(jnp.where(is_real, entries, jnp.nan) for entries in keys_values), starts)
         for row in range(2):
@@ -165,7 +167,8 @@ def test_every_node_of_a_trie_equals_its_path_run_alone(pair, name):
     paths = [[path_to(node, parents[row]) for node in range(num_nodes)] for row in range(2)]
     mask = np.array([[[other in paths[row][node] for other in range(num_nodes)] for node in range(num_nodes)] for row in range(2)])
     positions = np.array([[LENGTHS[row] + len(paths[row][node]) - 1 for node in range(num_nodes)] for row in range(2)])
-    logits, states, _ = run(target, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(mask), buffers, jnp.asarray(LENGTHS))
+    committed = cache.Committed(layers=buffers, lengths=jnp.asarray(LENGTHS))
+    logits, states, _ = run(target, jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(mask), committed)
     assert max(len(path) for row in paths for path in row) > 6
     for row in range(2):
         leaves = set(range(num_nodes)) - set(parents[row])

@@ -12,12 +12,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from reanchor_jax.cache import KVCache
+from reanchor_jax.cache import Committed
 from reanchor_jax.config import DraftChoice
 from reanchor_jax.decoding.attach import find_sites
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.drafter import BlockContext, Drafter
+from reanchor_jax.models.target import Target
 
 
 class Draft(NamedTuple):
@@ -32,10 +33,10 @@ class Draft(NamedTuple):
 
 
 def draft_blocks(
-    models: Models,
+    target: Target,
+    drafter: Drafter,
     anchors: Int[Array, " B"],
-    lengths: Int[Array, " B"],
-    cache: KVCache,
+    committed: Committed,
     retained: Retained,
     keys: Key[Array, " B"],
     sampling: Sampling,
@@ -53,9 +54,9 @@ def draft_blocks(
     offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets[:, :num_shifted]], axis=1)
     is_block = jnp.arange(num_blocks, dtype=jnp.int32) <= retained.counts[:, None]
     visible = jnp.pad(retained.visible[:, :num_shifted], ((0, 0), (1, 0), (0, 0)))
-    logits = _block_logits(models, block_anchors, lengths, offsets, visible, cache, retained)
+    logits = _block_logits(target, drafter, block_anchors, committed, offsets, visible, retained)
 
-    choose = partial(_choose, lengths=lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=draft_choice)
+    choose = partial(_choose, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=draft_choice)
 
     baseline = choose(logits[:, :1], jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
@@ -70,32 +71,29 @@ def draft_blocks(
 
 
 def _block_logits(
-    models: Models,
+    target: Target,
+    drafter: Drafter,
     anchors: Int[Array, "B M"],
-    lengths: Int[Array, " B"],
+    committed: Committed,
     offsets: Int[Array, "B M"],
     visible: Bool[Array, "B M R"],
-    cache: KVCache,
     retained: Retained,
 ) -> Float[Array, "B M K1 V"]:
     """Logits of slots 1..K-1 of every block, `vmap`ped over blocks with committed context and retained states shared."""
-    target, drafter = models
+    lengths = committed.lengths
     slots = jnp.arange(drafter.config.block_size, dtype=jnp.int32)
-    context, context_positions = (), None
-    if retained.tokens.shape[1]:
-        context_positions = lengths[:, None] + retained.offsets - 1
-        context = drafter.context_keys_values(retained.features, context_positions)
+    positions = lengths[:, None] + retained.offsets - 1
+    num_retained = positions.shape[1]
+    # projected once, outside the vmap over blocks
+    keys_values = drafter.context_keys_values(retained.features, positions) if num_retained else ()
 
     def block(anchors, offsets, visible):
         tokens = jnp.where(slots == 0, anchors[:, None], drafter.config.mask_token_id)
         return drafter.block_states(
             target.embedding(tokens),
             lengths[:, None] + offsets[:, None] + slots,
-            cache=cache,
-            lengths=lengths,
-            context=context,
-            context_positions=context_positions,
-            context_mask=visible,
+            committed=committed,
+            context=BlockContext(keys_values=keys_values, positions=positions, mask=visible) if num_retained else None,
         )
 
     states = jax.vmap(block, in_axes=1, out_axes=1)(anchors, offsets, visible)
@@ -117,7 +115,7 @@ def _choose(
     greedy = argmax(logits)
     if draft_choice == "argmax":
         return greedy
-    rows, num_blocks, num_drafts, vocab_size = logits.shape
+    rows, _, num_drafts, vocab_size = logits.shape
     # slot k of a block whose slot 0 stands at first_position predicts the token first_position + k after the anchor
     distance = first_positions[..., None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)
 

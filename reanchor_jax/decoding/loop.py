@@ -12,9 +12,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key
 
-from reanchor_jax.cache import KVCache, gather, init_cache, write
+from reanchor_jax.cache import Committed, KVCache, gather, init_cache, write
 from reanchor_jax.config import CACHE_CHUNK, DecodeConfig, check_pair
 from reanchor_jax.decoding.attach import make_paths
 from reanchor_jax.decoding.draft import Draft, draft_blocks
@@ -23,7 +24,8 @@ from reanchor_jax.decoding.sampling import Choice, Sampling, choose, make_sampli
 from reanchor_jax.decoding.trie import merge
 from reanchor_jax.decoding.verify import first_nodes, prompt_mask, verify
 from reanchor_jax.decoding.walk import RUNNING, cut, walk
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import Emitted, StepInfo
 
 FINISH_REASONS = ("running", "stop", "length")  # names of the codes in Generation.finish_reasons
@@ -87,15 +89,15 @@ class _Outputs(NamedTuple):
 
 def generate(
     models: Models,
-    prompts: Int[Array, "B P"],
-    prompt_lengths: Int[Array, " B"],
+    prompts: Int[Array | np.ndarray, "B P"],
+    prompt_lengths: Int[Array | np.ndarray, " B"],
     key: Key[Array, ""] | Key[Array, " B"],
     *,
     config: DecodeConfig,
     sampling: Sampling | None = None,
     max_new_tokens: int,
-    stop_token_ids: Sequence[int] | Int[Array, " Z"] = (),
-    budgets: Int[Array, " B"] | None = None,
+    stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
+    budgets: Int[Array | np.ndarray, " B"] | None = None,
 ) -> Generation:
     """Generate until every row has met a stop token or its budget; one compiled `lax.while_loop`.
 
@@ -134,15 +136,15 @@ def generate(
 
 def autoregress(
     models: Models,
-    prompts: Int[Array, "B P"],
-    prompt_lengths: Int[Array, " B"],
+    prompts: Int[Array | np.ndarray, "B P"],
+    prompt_lengths: Int[Array | np.ndarray, " B"],
     key: Key[Array, ""] | Key[Array, " B"],
     *,
     config: DecodeConfig,
     sampling: Sampling | None = None,
     max_new_tokens: int,
-    stop_token_ids: Sequence[int] | Int[Array, " Z"] = (),
-    budgets: Int[Array, " B"] | None = None,
+    stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
+    budgets: Int[Array | np.ndarray, " B"] | None = None,
 ) -> Generation:
     """Generate one target token a round, without the drafter: what every other method must equal. Arguments as `generate`'s."""
     return generate(
@@ -160,15 +162,15 @@ def autoregress(
 
 def prefill(
     models: Models,
-    prompts: Int[Array, "B P"],
-    prompt_lengths: Int[Array, " B"],
+    prompts: Int[Array | np.ndarray, "B P"],
+    prompt_lengths: Int[Array | np.ndarray, " B"],
     key: Key[Array, ""] | Key[Array, " B"],
     *,
     config: DecodeConfig,
     sampling: Sampling | None = None,
     max_new_tokens: int,
-    stop_token_ids: Sequence[int] | Int[Array, " Z"] = (),
-    budgets: Int[Array, " B"] | None = None,
+    stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
+    budgets: Int[Array | np.ndarray, " B"] | None = None,
 ) -> tuple[DecodeState, Emitted]:
     """Read the prompts in chunks, fill both caches, and emit each row's first token (one a row, in Emitted.tokens[:, 0]).
 
@@ -193,8 +195,8 @@ def step(models: Models, state: DecodeState, *, config: DecodeConfig) -> tuple[D
 
     Finished rows stay as they are and emit nothing. The new tokens stand in info.emitted.
     """
-    config = _resolve(models, config)
-    return _speculative_round(models, state, config) if config.is_speculative else _plain_round(models, state)
+    state, emitted, info = _round(models, state, _resolve(models, config))
+    return state, info._replace(emitted=emitted)
 
 
 @partial(jax.jit, static_argnames=("config", "buffer_length"))
@@ -202,7 +204,7 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
     config = _resolve(models, config)
     num_rows = prompts.shape[0]
     state, first = _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, config=config)
-    num_places = _num_places(models, config)
+    num_places = _num_places(models.drafter, config)
     info = _empty_info(num_rows)
     # a round writes P entries at once, so the buffer has room for P beyond the last token
     blank = jnp.zeros((num_rows, buffer_length + num_places), jnp.float32)
@@ -218,17 +220,17 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
     )
     outputs = outputs._replace(emitted=_append(outputs.emitted, first))
 
-    def round_(carry):
+    def advance(carry):
         state, outputs = carry
-        state, info = step(models, state, config=config)
+        state, emitted, info = _round(models, state, config)
         stacked = jax.tree.map(
             lambda buffer, x: jax.lax.dynamic_update_index_in_dim(buffer, x, outputs.num_rounds, 0),
             outputs.info,
-            info._replace(emitted=None),
+            info,
         )
-        return state, _Outputs(emitted=_append(outputs.emitted, info.emitted), info=stacked, num_rounds=outputs.num_rounds + 1)
+        return state, _Outputs(emitted=_append(outputs.emitted, emitted), info=stacked, num_rounds=outputs.num_rounds + 1)
 
-    state, outputs = jax.lax.while_loop(lambda carry: jnp.any(carry[0].finish == RUNNING), round_, (state, outputs))
+    state, outputs = jax.lax.while_loop(lambda carry: jnp.any(carry[0].finish == RUNNING), advance, (state, outputs))
     emitted = outputs.emitted
     is_real = jnp.arange(buffer_length) < emitted.num_emitted[:, None]
 
@@ -252,11 +254,12 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
     chunk = config.prefill_chunk
     prompts = jnp.pad(prompts, ((0, 0), (0, _round_up(prompt_size, chunk) - prompt_size)))
     dtype = target.embedding.embedding[...].dtype
-    num_slots = _num_slots(models, config)
-    taps = drafter.config.target_layer_ids if config.is_speculative else ()
+    num_slots = _num_slots(drafter, config)
+    drafter = drafter if config.is_speculative else None
+    taps = drafter.config.target_layer_ids if drafter else ()
     target_cache = init_cache(target.config.layers, num_rows=num_rows, num_slots=num_slots, dtype=dtype)
     drafter_cache = ()
-    if config.is_speculative:
+    if drafter is not None:
         drafter_cache = init_cache(drafter.config.layers, num_rows=num_rows, num_slots=num_slots, dtype=dtype)
 
     def read_chunk(index, carry):
@@ -264,9 +267,11 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         starts = jnp.full((num_rows,), index * chunk, jnp.int32)
         tokens = jax.lax.dynamic_slice(prompts, (0, index * chunk), (num_rows, chunk))
         positions = starts[:, None] + jnp.arange(chunk, dtype=jnp.int32)
-        output = target(tokens, positions, prompt_mask(chunk), cache=target_cache, lengths=starts, target_layer_ids=taps)
+        output = target(
+            tokens, positions, prompt_mask(chunk), committed=Committed(layers=target_cache, lengths=starts), target_layer_ids=taps
+        )
         target_cache = write(target_cache, output.keys_values, starts)
-        if config.is_speculative:
+        if drafter is not None:
             features = drafter.features(output.taps)
             drafter_cache = write(drafter_cache, drafter.context_keys_values(features, positions), starts)
         is_last = positions == prompt_lengths[:, None] - 1
@@ -300,20 +305,25 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
     return state, _emitted(first, num_emitted)
 
 
-def _speculative_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, StepInfo]:
-    num_rows = state.lengths.shape[0]
-    num_places = _num_places(models, config)
+def _round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
+    if not config.is_speculative:
+        return _plain_round(models.target, state)
+    return _speculative_round(models.target, _drafter(models), state, config)
+
+
+def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
+    num_places = _num_places(drafter, config)
     is_running = state.finish == RUNNING
     # a finished row drafts nothing, so it does not hold the batch in a larger bucket
     retained = state.retained._replace(counts=jnp.where(is_running, state.retained.counts, 0))
-    noise = _noise(state.keys, state.lengths + 1, state.sampling, num_places=num_places, vocab_size=models.target.config.vocab_size)
+    noise = _noise(state.keys, state.lengths + 1, state.sampling, num_places=num_places, vocab_size=target.config.vocab_size)
 
     def draft(num_blocks: int) -> Draft:
         drafted = draft_blocks(
-            models,
+            target,
+            drafter,
             state.anchors,
-            state.lengths,
-            state.drafter_cache,
+            Committed(layers=state.drafter_cache, lengths=state.lengths),
             retained,
             state.keys,
             state.sampling,
@@ -333,7 +343,7 @@ def _speculative_round(models: Models, state: DecodeState, config: DecodeConfig)
 
     def verify_and_walk(size: int):
         cut_trie = first_nodes(trie, size)
-        verified = verify(models, cut_trie, state.lengths, state.target_cache, state.sampling, noise)
+        verified = verify(target, drafter, cut_trie, Committed(layers=state.target_cache, lengths=state.lengths), state.sampling, noise)
         walked = walk(
             cut_trie,
             verified.choice.tokens,
@@ -369,27 +379,35 @@ def _speculative_round(models: Models, state: DecodeState, config: DecodeConfig)
         remaining=state.remaining - walked.num_emitted,
         finish=walked.finish,
         target_cache=write(state.target_cache, keys_values, state.lengths),
-        drafter_cache=write(state.drafter_cache, models.drafter.context_keys_values(features, positions), state.lengths),
+        drafter_cache=write(state.drafter_cache, drafter.context_keys_values(features, positions), state.lengths),
         retained=kept,
     )
     num_walked = jnp.sum(walked.nodes > 0, axis=1, dtype=jnp.int32)
-    return new_state, StepInfo(
-        emitted=_emitted(choice, walked.num_emitted),
-        num_emitted=walked.num_emitted,
-        num_accepted=jnp.where(is_running, num_walked, 0),
-        num_nodes=num_nodes,
-        num_offsets=retained.counts,
-        num_attached=jnp.where(is_running, jnp.sum(drafted.sites[:, 1:] >= 0, axis=1, dtype=jnp.int32), 0),
-        num_dropped=jnp.where(is_running, trie.num_dropped, 0),
-        is_shifted=is_shifted & is_running,
+    return (
+        new_state,
+        _emitted(choice, walked.num_emitted),
+        StepInfo(
+            emitted=None,
+            num_emitted=walked.num_emitted,
+            num_accepted=jnp.where(is_running, num_walked, 0),
+            num_nodes=num_nodes,
+            num_offsets=retained.counts,
+            num_attached=jnp.where(is_running, jnp.sum(drafted.sites[:, 1:] >= 0, axis=1, dtype=jnp.int32), 0),
+            num_dropped=jnp.where(is_running, trie.num_dropped, 0),
+            is_shifted=is_shifted & is_running,
+        ),
     )
 
 
-def _plain_round(models: Models, state: DecodeState) -> tuple[DecodeState, StepInfo]:
+def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitted, StepInfo]:
     num_rows = state.lengths.shape[0]
-    target = models.target
     noise = _noise(state.keys, state.lengths + 1, state.sampling, num_places=1, vocab_size=target.config.vocab_size)
-    output = target(state.anchors[:, None], state.lengths[:, None], prompt_mask(1), cache=state.target_cache, lengths=state.lengths)
+    output = target(
+        state.anchors[:, None],
+        state.lengths[:, None],
+        prompt_mask(1),
+        committed=Committed(layers=state.target_cache, lengths=state.lengths),
+    )
     choice = choose(target.logits(output.states), state.sampling, noise, jnp.zeros((num_rows, 1), jnp.int32))
     num_emitted, finish = cut(
         choice.tokens,
@@ -408,7 +426,7 @@ def _plain_round(models: Models, state: DecodeState) -> tuple[DecodeState, StepI
         target_cache=write(state.target_cache, keys_values, state.lengths),
     )
     info = _empty_info(num_rows)
-    return new_state, info._replace(emitted=_emitted(choice, num_emitted), num_emitted=num_emitted, num_nodes=num_emitted)
+    return new_state, _emitted(choice, num_emitted), info._replace(num_emitted=num_emitted, num_nodes=num_emitted)
 
 
 def _smallest(buckets: tuple[int, ...], needed: Int[Array, ""], branch):
@@ -471,21 +489,27 @@ def _empty_info(num_rows: int) -> StepInfo:
 
 
 def _resolve(models: Models, config: DecodeConfig) -> DecodeConfig:
-    return config.resolve(models.drafter.config.block_size) if config.is_speculative else config
+    return config.resolve(_drafter(models).config.block_size) if config.is_speculative else config
 
 
-def _num_places(models: Models, config: DecodeConfig) -> int:
+def _drafter(models: Models) -> Drafter:
+    if models.drafter is None:
+        raise ValueError("this config drafts, but models.drafter is None; load a pair or use DecodeConfig.autoregressive().")
+    return models.drafter
+
+
+def _num_places(drafter: Drafter | None, config: DecodeConfig) -> int:
     """P: nodes on the longest path of a trie, anchor included; a shifted block attached at the baseline's last slot."""
-    if not config.is_speculative:
+    if drafter is None or not config.is_speculative:
         return 1
-    block_size = models.drafter.config.block_size
+    block_size = drafter.config.block_size
     return 2 * block_size - 1 if config.max_offsets else block_size
 
 
-def _num_slots(models: Models, config: DecodeConfig) -> int:
+def _num_slots(drafter: Drafter | None, config: DecodeConfig) -> int:
     """Cache slots: every position a row may hold, and room for the P entries the last round writes."""
     return _round_up(
-        max(config.cache_length + _num_places(models, config), _round_up(config.cache_length, config.prefill_chunk)), CACHE_CHUNK
+        max(config.cache_length + _num_places(drafter, config), _round_up(config.cache_length, config.prefill_chunk)), CACHE_CHUNK
     )
 
 
@@ -494,16 +518,14 @@ def _round_up(x: int, multiple: int) -> int:
 
 
 def _is_traced(x) -> bool:
-    return isinstance(x, jax.core.Tracer)
+    return isinstance(x, Tracer)
 
 
 def _check_request(models: Models, prompts, prompt_lengths, config: DecodeConfig, max_new_tokens: int, budgets) -> Int[Array, " B"]:
     """Check everything that can be known on the host; return the rows' budgets."""
     target = models.target.config
     if config.is_speculative:
-        if models.drafter is None:
-            raise ValueError("this config drafts, but models.drafter is None; load a pair or use DecodeConfig.autoregressive().")
-        check_pair(target, models.drafter.config)
+        check_pair(target, _drafter(models).config)
         _resolve(models, config)
     if config.cache_length > target.max_positions:
         raise ValueError(

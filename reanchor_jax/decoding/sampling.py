@@ -10,6 +10,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Key
 
 _DRAFT_STREAM = 0xFFFFFFFF  # folded in before the position, so a draft's own noise never meets the target's
@@ -41,7 +43,9 @@ class Choice(NamedTuple):
     processed_log_probs: Float[Array, "B N"]
 
 
-def make_sampling(num_rows: int, *, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0) -> Sampling:
+def make_sampling(
+    num_rows: int, *, temperature: ArrayLike = 0.0, top_k: ArrayLike = 0, top_p: ArrayLike = 1.0, min_p: ArrayLike = 0.0
+) -> Sampling:
     """Build a Sampling from numbers or per-row sequences.
 
     Raises ValueError unless temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1, all finite; traced values are not checked.
@@ -55,7 +59,7 @@ def make_sampling(num_rows: int, *, temperature=0.0, top_k=0, top_p=1.0, min_p=0
     values = {}
     for name, (value, holds, rule, advice) in rules.items():
         dtype = jnp.int32 if name == "top_k" else jnp.float32
-        if not isinstance(value, jax.core.Tracer):
+        if not isinstance(value, Tracer):
             given = np.asarray(value)
             if given.dtype.kind not in ("iuf" if name != "top_k" else "iu"):
                 raise ValueError(f"{name} must be {'an integer' if name == 'top_k' else 'a number'}; got {value!r}.")

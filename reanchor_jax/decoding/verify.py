@@ -8,12 +8,13 @@ Source: tree attention (SpecInfer, Miao et al. 2024); a node of depth j stands a
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
-from reanchor_jax.cache import KVCache
+from reanchor_jax.cache import Committed
 from reanchor_jax.decoding.sampling import Choice, Sampling, choose
 from reanchor_jax.decoding.trie import Trie
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.drafter import Drafter
+from reanchor_jax.models.target import Target
 
 
 class Verified(NamedTuple):
@@ -28,21 +29,19 @@ class Verified(NamedTuple):
 
 
 def verify(
-    models: Models,
+    target: Target,
+    drafter: Drafter,
     trie: Trie,
-    lengths: Int[Array, " B"],
-    cache: KVCache,
+    committed: Committed,
     sampling: Sampling,
     noise: Float[Array, "B P V"],
 ) -> Verified:
     """Run the target over all nodes. All nodes of one depth draw with the same noise row: that of the position they predict."""
-    target, drafter = models
     output = target(
         trie.tokens,
-        lengths[:, None] + trie.depths,
+        committed.lengths[:, None] + trie.depths,
         trie.ancestors,
-        cache=cache,
-        lengths=lengths,
+        committed=committed,
         target_layer_ids=drafter.config.target_layer_ids,
     )
     return Verified(

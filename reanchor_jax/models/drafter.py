@@ -9,18 +9,31 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from reanchor_jax.cache import Committed
 from reanchor_jax.config import DrafterConfig
 from reanchor_jax.kernels.tree_attention import CachePart, DensePart
 from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear
 from reanchor_jax.models.target import Target
 
 
+class BlockContext(NamedTuple):
+    """Context of a block beside the cache: retained states, or the sequence in front of a training anchor.
+
+    keys_values: per layer. positions: absolute. mask: entries the block sees.
+    """
+
+    keys_values: tuple[Float[Array, "B 2G N A"], ...]
+    positions: Int[Array, "B N"]
+    mask: Bool[Array, "B N"]
+
+
 class Drafter(nnx.Module):
     """Block drafter without embedding or head of its own; it borrows the target's."""
 
-    def __init__(self, config: DrafterConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: DrafterConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.fusion = linear(len(config.target_layer_ids) * config.width, config.width, dtype=dtype, rngs=rngs)
         self.context_norm = RMSNorm(config.width, epsilon=config.norm_epsilon, dtype=dtype)
@@ -54,17 +67,13 @@ class Drafter(nnx.Module):
         embeddings: Float[Array, "B K D"],
         positions: Int[Array, "B K"],
         *,
-        cache: tuple[Float[Array, "B 2G S A"], ...] | None = None,
-        lengths: Int[Array, " B"] | None = None,
-        context: tuple[Float[Array, "B 2G N A"], ...] = (),
-        context_positions: Int[Array, "B N"] | None = None,
-        context_mask: Bool[Array, "B N"] | None = None,
+        committed: Committed | None = None,
+        context: BlockContext | None = None,
     ) -> Float[Array, "B K D"]:
-        """Run one block over the committed context and, optionally, N further context entries.
+        """Run one block over the committed context and, optionally, further context entries.
 
         embeddings: of [anchor, mask, ...]; slot k stands at positions[:, k] and its state predicts the token there.
-        cache, lengths: committed context, one buffer a layer.
-        context: keys and values of further context (retained states, or a training sequence), of which context_mask is visible.
+        committed: cache of context keys and values. context: further context beside it.
         """
         x = embeddings
         slots = jnp.arange(embeddings.shape[1], dtype=jnp.int32)
@@ -75,12 +84,12 @@ class Drafter(nnx.Module):
             if shape.window is not None:
                 inside = inside & (jnp.abs(slots[None, None, :] - slots[None, :, None]) < shape.window)
             others = ()
-            if context:
-                visible = jnp.broadcast_to(context_mask[:, None, :], (x.shape[0], slots.size, context_mask.shape[-1]))
+            if context is not None:
+                visible = jnp.broadcast_to(context.mask[:, None, :], (x.shape[0], slots.size, context.mask.shape[-1]))
                 if shape.window is not None:
-                    visible = visible & (context_positions[:, None, :] > positions[:, :, None] - shape.window)
-                others = (DensePart(keys_values=context[index], mask=visible),)
-            part = None if cache is None else CachePart(keys_values=cache[index], lengths=lengths)
+                    visible = visible & (context.positions[:, None, :] > positions[:, :, None] - shape.window)
+                others = (DensePart(keys_values=context.keys_values[index], mask=visible),)
+            part = None if committed is None else CachePart(keys_values=committed.layers[index], lengths=committed.lengths)
             x, _ = layer(x, positions, inside, cache=part, others=others)
         return self.norm(x)
 

@@ -10,6 +10,7 @@ import math
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.config import LayerConfig, RopeConfig
@@ -19,7 +20,7 @@ from reanchor_jax.kernels.tree_attention import CachePart, DensePart, attend
 class RMSNorm(nnx.Module):
     """Scale by the root mean square over the last axis, in float32; cast back, then multiply by the weight."""
 
-    def __init__(self, size: int, *, epsilon: float, dtype: jnp.dtype):
+    def __init__(self, size: int, *, epsilon: float, dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones((size,), dtype))
         self.epsilon = epsilon
 
@@ -32,7 +33,7 @@ class RMSNorm(nnx.Module):
 class GatedMLP(nnx.Module):
     """down(silu(gate(x)) * up(x)), without biases."""
 
-    def __init__(self, width: int, mlp_width: int, *, dtype: jnp.dtype, rngs: nnx.Rngs):
+    def __init__(self, width: int, mlp_width: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
         self.gate = linear(width, mlp_width, dtype=dtype, rngs=rngs)
         self.up = linear(width, mlp_width, dtype=dtype, rngs=rngs)
         self.down = linear(mlp_width, width, dtype=dtype, rngs=rngs)
@@ -52,7 +53,7 @@ class GroupedAttention(nnx.Module):
         num_heads: int,
         has_qk_norm: bool,
         epsilon: float,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         size = config.head_size
@@ -76,7 +77,7 @@ class GroupedAttention(nnx.Module):
         return jnp.concatenate([k, self._heads(self.value(x))], axis=2).swapaxes(1, 2)
 
     def _heads(self, x: Float[Array, "B T HA"]) -> Float[Array, "B T H A"]:
-        return x.reshape(*x.shape[:2], -1, self.config.head_size)
+        return x.reshape(*x.shape[:2], x.shape[2] // self.config.head_size, self.config.head_size)  # T may be 0, so no -1
 
 
 class DecoderLayer(nnx.Module):
@@ -91,7 +92,7 @@ class DecoderLayer(nnx.Module):
         mlp_width: int,
         has_qk_norm: bool,
         epsilon: float,
-        dtype: jnp.dtype,
+        dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
         self.attention_norm = RMSNorm(width, epsilon=epsilon, dtype=dtype)
@@ -128,7 +129,7 @@ class DecoderLayer(nnx.Module):
         return x + self.mlp(self.mlp_norm(x)), own
 
 
-def linear(num_inputs: int, num_outputs: int, *, dtype: jnp.dtype, rngs: nnx.Rngs) -> nnx.Linear:
+def linear(num_inputs: int, num_outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
     """A linear map without bias; kernel [inputs, outputs]."""
     return nnx.Linear(num_inputs, num_outputs, use_bias=False, dtype=dtype, param_dtype=dtype, rngs=rngs)
 

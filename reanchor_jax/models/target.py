@@ -9,8 +9,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
+from reanchor_jax.cache import Committed
 from reanchor_jax.config import TargetConfig
 from reanchor_jax.kernels.tree_attention import CachePart
 from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear
@@ -32,7 +34,7 @@ class TargetOutput(NamedTuple):
 class Target(nnx.Module):
     """Autoregressive target model; weights [inputs, outputs]."""
 
-    def __init__(self, config: TargetConfig, *, dtype: jnp.dtype = jnp.float32, rngs: nnx.Rngs):
+    def __init__(self, config: TargetConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
         self.config = config
         self.embedding = nnx.Embed(config.vocab_size, config.width, dtype=dtype, param_dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
@@ -59,13 +61,12 @@ class Target(nnx.Module):
         positions: Int[Array, "B T"],
         mask: Bool[Array, "#B T T"],
         *,
-        cache: tuple[Float[Array, "B 2G S A"], ...] | None = None,
-        lengths: Int[Array, " B"] | None = None,
+        committed: Committed | None = None,
         target_layer_ids: tuple[int, ...] = (),
     ) -> TargetOutput:
         """Run T tokens beside a cache.
 
-        mask: which of the T tokens each token sees. cache: one buffer a layer, of which `lengths` positions a row are real.
+        mask: which of the T tokens each token sees. committed: cache the tokens follow.
         target_layer_ids: 0-based layers to tap; the last layer's tap is taken after the final norm, as transformers reports it.
         """
         x = self.embedding(tokens)
@@ -73,7 +74,7 @@ class Target(nnx.Module):
         for index, layer in enumerate(self.layers):
             window = self.config.layers[index].window
             visible = mask if window is None else mask & (positions[:, None, :] > positions[:, :, None] - window)
-            part = None if cache is None else CachePart(keys_values=cache[index], lengths=lengths)
+            part = None if committed is None else CachePart(keys_values=committed.layers[index], lengths=committed.lengths)
             x, own = layer(x, positions, visible, cache=part)
             keys_values.append(own)
             taps[index] = x

@@ -1,7 +1,7 @@
 """Embedded pairs: a target and its drafter, small enough to ship with the package.
 
 In: the name of an embedded pair, or a directory.
-Out: a directory in the layout of `checkpoint`.
+Out: Models, or the directory (in the layout of `checkpoint`) they come from.
 Source: each pair's provenance.json.
 """
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from reanchor_jax.decoding.sampling import argmax
 from reanchor_jax.decoding.verify import prompt_mask
-from reanchor_jax.models.drafter import Drafter
+from reanchor_jax.models.drafter import BlockContext, Drafter
 from reanchor_jax.models.target import Target
 
 
@@ -43,8 +43,7 @@ def packed_block_states(
     length = tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
     context = drafter.context_keys_values(drafter.features(taps), positions)
-    windows = [layer.window for layer in config.layers]
-    reach = length if None in windows else min(max(windows) - 1, length)
+    reach = max(length if layer.window is None else min(layer.window - 1, length) for layer in config.layers)
     entries = anchors[:, :, None] - reach + jnp.arange(reach, dtype=jnp.int32)
 
     def before(keys_values: Float[Array, "B 2G S A"]) -> Float[Array, "BC 2G W A"]:
@@ -62,9 +61,11 @@ def packed_block_states(
     states = drafter.block_states(
         jax.lax.stop_gradient(target.embedding(block_tokens)),
         anchors.reshape(-1, 1) + slots,
-        context=tuple(before(keys_values) for keys_values in context),
-        context_positions=entries.reshape(num_rows * num_blocks, reach),
-        context_mask=(entries >= 0).reshape(num_rows * num_blocks, reach),
+        context=BlockContext(
+            keys_values=tuple(before(keys_values) for keys_values in context),
+            positions=entries.reshape(num_rows * num_blocks, reach),
+            mask=(entries >= 0).reshape(num_rows * num_blocks, reach),
+        ),
     )
     return states.reshape(num_rows, num_blocks, *states.shape[1:])
 

@@ -32,7 +32,7 @@ def roll_out(
     prompts: Sequence[Sequence[int]],
     *,
     length: int,
-    temperatures: Sequence[float],
+    temperatures: Sequence[float] | np.ndarray,
     seed: int,
     num_rows: int = 128,
     show_progress: bool = True,
@@ -54,7 +54,7 @@ def roll_out(
         chosen = order[first : first + num_rows]
         rows = np.resize(chosen, num_rows)  # the last batch repeats rows, so that every batch has one shape
         padded = np.zeros((num_rows, length), np.int32)
-        for row, index in enumerate(rows):
+        for row, index in enumerate(rows.tolist()):
             padded[row, : starts[index]] = prompts[index]
         result = autoregress(
             Models(target=target, drafter=None),
@@ -67,7 +67,7 @@ def roll_out(
             budgets=jnp.asarray(length - starts[rows]),
         )
         new = np.asarray(result.tokens)
-        for row, index in enumerate(chosen):
+        for row, index in enumerate(chosen.tolist()):
             tokens[index, : starts[index]] = prompts[index]
             tokens[index, starts[index] :] = new[row, : length - starts[index]]
         progress.update(int((length - starts[chosen]).sum()))
@@ -86,7 +86,7 @@ def cut_prompts(texts: Sequence[Sequence[int]], *, count: int, shortest: int, lo
         raise ValueError(f"no text has {shortest} tokens or more; give longer texts or a smaller shortest prompt.")
     prompts = []
     for _ in range(count):
-        text = usable[rng.integers(len(usable))]
+        text = usable[int(rng.integers(len(usable)))]
         prompts.append(text[: int(rng.integers(shortest, min(longest, len(text)) + 1))])
     return prompts
 
@@ -115,7 +115,7 @@ def mixed_rollouts(
         first_tokens = [[text[0]] for text in texts]
         begun = roll_out(
             target,
-            [first_tokens[index] for index in rng.integers(len(first_tokens), size=num_own)],
+            [first_tokens[index] for index in rng.integers(len(first_tokens), size=num_own).tolist()],
             length=longest_prompt,
             temperatures=[1.0] * num_own,
             seed=seed + 1,

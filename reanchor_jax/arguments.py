@@ -1,0 +1,161 @@
+"""What the command line accepts: the parser of every subcommand.
+
+In: the function that runs each subcommand.
+Out: an ArgumentParser whose result holds that function as `run`.
+Source: flags of requests, rollouts, drafter and training are the fields of their records, told with the sentences of their docstrings.
+"""
+
+import argparse
+import dataclasses
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn, TypeVar
+
+from reanchor_jax.bench.methods import METHODS
+from reanchor_jax.checkpoint import DTYPES
+from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
+from reanchor_jax.training.recipe import DrafterShape, RolloutConfig
+from reanchor_jax.training.trainer import TrainConfig
+
+T = TypeVar("T")
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are ValueErrors, told like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(f"{message} (see `{self.prog} --help`)")
+
+
+def make_parser(
+    commands: Mapping[str, Callable[[argparse.Namespace], None]], add_convert_arguments: Callable[[argparse.ArgumentParser], None]
+) -> argparse.ArgumentParser:
+    """Build the parser. commands: what runs each subcommand, by its name."""
+    parser = _Parser(prog="reanchor-jax", description="Lossless speculative decoding in JAX: ReAnchor on block-diffusion drafters.")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        subparser = subparsers.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
+        subparser.set_defaults(run=commands[name])
+        return subparser
+
+    demo = add("demo", "tell a story with the embedded pair and compare the methods, in under a minute")
+    demo.add_argument("--pair", metavar="NAME|DIR", default="stories260k", help="embedded pair or directory (default: %(default)s)")
+    demo.add_argument("--json", metavar="FILE", help="also write the figures to a file")
+
+    generate = add("generate", "continue prompts")
+    _add_models(generate)
+    prompt = generate.add_mutually_exclusive_group(required=True)
+    prompt.add_argument("--prompt", metavar="TEXT", help="one prompt; its text is shown round by round")
+    prompt.add_argument("--prompts", metavar="FILE", help="JSONL file of objects with `prompt` or `ids`, and optionally `id`")
+    generate.add_argument("--method", choices=METHODS, help="default: reanchor, or autoregressive where there is no drafter")
+    _add_request(generate)
+    generate.add_argument("--json", metavar="FILE|-", help="write results as JSON to a file, or to standard output (-)")
+
+    bench = add("bench", "compare methods on a prompts file; an interrupted run is resumed")
+    _add_models(bench)
+    bench.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`")
+    bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts")
+    bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=f"of {', '.join(METHODS)}")
+    _add_request(bench)
+    bench.add_argument("--out", metavar="DIR", required=True, help="folder for results.json and tables.md")
+
+    add_convert_arguments(add("convert", "turn PyTorch checkpoints into a directory of ours"))
+
+    train = add("train", "train a drafter on the target's own continuations; an interrupted run is resumed")
+    source = train.add_mutually_exclusive_group(required=True)
+    source.add_argument("--target", metavar="DIR", help="directory of the target, Hugging Face's or ours")
+    source.add_argument("--pair", metavar="NAME|DIR", help="embedded pair or directory; its target is used")
+    train.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt`: texts to begin from")
+    train.add_argument("--out", metavar="DIR", required=True, help="folder for rollouts, log, checkpoints and drafter/")
+    for record in (RolloutConfig, DrafterShape, TrainConfig):
+        add_fields(train, record)
+
+    inspect = add("inspect", "tell what a directory holds")
+    inspect.add_argument("directory", metavar="DIR", help="directory or embedded pair")
+    return parser
+
+
+def add_fields(parser: argparse.ArgumentParser, record: type) -> None:
+    """Add a flag for every field of a config dataclass; what is not given stays out of the result of `read_fields`."""
+    group = parser.add_argument_group(record.__name__, (record.__doc__ or "").split("\n")[0])
+    for field in dataclasses.fields(record):
+        has_default = field.default is not dataclasses.MISSING
+        group.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=_reader(field.type),
+            # the mask token is found in the tokenizer
+            required=not has_default and field.name != "mask_token_id",
+            metavar="N"
+            if field.type in (int, int | None)
+            else "X"
+            if field.type is float
+            else "A,B,C"
+            if "tuple" in str(field.type)
+            else "NAME",
+            help=_sentence(record, field.name) + (f" (default: {field.default})" if has_default and field.default is not None else ""),
+        )
+
+
+def read_fields(args: argparse.Namespace, record: type[T], **given: Any) -> T:
+    """Build a config dataclass from the flags of `add_fields`."""
+    names = [field.name for field in dataclasses.fields(record)]  # pyright: ignore[reportArgumentType]
+    return record(**{name: getattr(args, name) for name in names if getattr(args, name) is not None} | given)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--pair", metavar="NAME|DIR", help="embedded pair, or a directory with target and drafter")
+    source.add_argument("--target", metavar="DIR", help="directory of a target, ours or Hugging Face's")
+    parser.add_argument("--drafter", metavar="DIR", help="directory of its drafter, ours or z-lab's")
+    parser.add_argument("--dtype", choices=DTYPES, help="cast the weights (default: as stored)")
+
+
+def _add_request(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--retain", choices=RETAIN_POLICIES[1:], help="states the method reanchor reuses (default: baseline, the paper's)")
+    parser.add_argument("--num-nodes", metavar="N", type=_positive, help="trie nodes of reanchor methods (default: 256)")
+    parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
+    parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")
+    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="0 keeps all tokens (default)")
+    parser.add_argument("--min-p", metavar="X", type=float, default=0.0, help="0 keeps all tokens (default)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    parser.add_argument(
+        "--draft-sampling",
+        dest="draft_choice",
+        choices=DRAFT_CHOICES,
+        default="argmax",
+        help="how drafts are chosen at temperature > 0 (default: %(default)s)",
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")
+    parser.add_argument("--cache-length", metavar="N", type=_positive, help="tokens a row can hold (default: as the prompts need)")
+    parser.add_argument("--batch-size", metavar="N", type=_positive, default=1, help="prompts decoded together (default: %(default)s)")
+    parser.add_argument("--chat", action="store_true", help="wrap prompts by the tokenizer's chat template")
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
+    return value
+
+
+def _reader(kind: Any) -> Callable[[str], Any]:
+    """How a flag's text becomes a value of the field's type."""
+    if kind in (float, str):
+        return kind
+    return int if kind in (int, int | None) else _ids
+
+
+def _ids(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be whole numbers with commas between; got {text!r}") from error
+
+
+def _sentence(record: type, name: str) -> str:
+    """What the docstring of a record says about a field, in `name: sentence` form."""
+    names = "|".join(field.name for field in dataclasses.fields(record))  # pyright: ignore[reportArgumentType]
+    match = re.search(rf"\b{name}: (.*?)\.?(?=\s(?:{names}): |$)", re.sub(r"\s+", " ", record.__doc__ or ""))
+    return (match[1] if match else name.replace("_", " ")).strip().replace("%", "%%")

@@ -1,0 +1,199 @@
+"""Run methods side by side on the same prompts, weights and keys, and time them.
+
+In: Models, prompts, a DecodeConfig for each method, a Request.
+Out: Runs (one batch by one method), and a JSON dict of figures: tau, tokens per second, speedup, whether outputs are identical.
+Source: ReAnchor, Experiments. Each batch is generated twice by one compiled program, once with a budget of one token: the difference is
+    the decoding alone. Compilation happens in a warm-up before. Methods take turns batch by batch, so that a slow minute hits all alike.
+"""
+
+import importlib.metadata
+import json
+import os
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tqdm import tqdm
+
+from reanchor_jax.bench.methods import Outcome, Request, outcomes, run_batch, step_info
+from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
+from reanchor_jax.decoding.verify import prompt_mask
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.statistics import summarize
+
+BASELINE = "autoregressive"
+
+
+class Run(NamedTuple):
+    """One batch by one method.
+
+    first: index of the batch's first prompt. warmup_seconds: compilation and a first call, at a method's first run of a process, else 0.
+    prefill_seconds: the call with a budget of one token. total_seconds: the whole call.
+    """
+
+    method: str
+    first: int
+    warmup_seconds: float
+    prefill_seconds: float
+    total_seconds: float
+    outcomes: list[Outcome]
+
+
+def compare(
+    models: Models,
+    prompts: Sequence[Sequence[int]],
+    configs: Mapping[str, DecodeConfig],
+    *,
+    request: Request,
+    done: Sequence[Run] = (),
+    on_run: Callable[[Run], None] = lambda run: None,
+    show_progress: bool = True,
+) -> list[Run]:
+    """Run every method over every batch of prompts. done: runs of an earlier call, which are not repeated; on_run sees each new one."""
+    runs = list(done)
+    finished = {(run.method, run.first) for run in runs}
+    names = list(configs)
+    todo = []
+    for turn, first in enumerate(range(0, len(prompts), request.batch_size)):
+        shift = turn % len(names)
+        todo += [(name, first) for name in names[shift:] + names[:shift] if (name, first) not in finished]
+    warm = dict.fromkeys(configs, False)
+    with tqdm(total=len(todo), unit="run", disable=not show_progress, leave=False) as progress:
+
+        def call(name: str, first: int, *, is_prefill_only: bool = False):
+            indices = range(first, min(first + request.batch_size, len(prompts)))
+            start = time.perf_counter()
+            result = run_batch(models, prompts, indices, config=configs[name], request=request, is_prefill_only=is_prefill_only)
+            jax.block_until_ready(result)
+            return time.perf_counter() - start, outcomes(result, len(indices))
+
+        warmups = {}
+        for name in dict.fromkeys(name for name, _ in todo):
+            progress.set_description(f"compiling {name}")
+            warmups[name] = call(name, 0)[0]
+        for name, first in todo:
+            progress.set_description(name)
+            prefill_seconds, _ = call(name, first, is_prefill_only=True)
+            total_seconds, found = call(name, first)
+            warmup = 0.0 if warm[name] else warmups[name]
+            warm[name] = True
+            runs.append(Run(name, first, warmup, prefill_seconds, total_seconds, found))
+            on_run(runs[-1])
+            progress.update()
+    return runs
+
+
+def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run], *, request: Request) -> dict[str, Any]:
+    """Figures of all runs as a JSON dict: `methods`, `identical`, `speedup`, `environment`.
+
+    Tokens and seconds are of decoding alone, the prefill and its token excluded. speedup: seconds per token of autoregressive over the
+    method's. divergences: where a method's output first differs from autoregressive, with the margin by which the target preferred its
+    choice there, in logits (at temperature > 0: after filters, with noise).
+    """
+    block_size = models.drafter.config.block_size if models.drafter is not None else 1
+    by_method: dict[str, list[Run]] = {}
+    for run in sorted(runs, key=lambda run: run.first):
+        by_method.setdefault(run.method, []).append(run)
+    expected = [outcome.tokens for run in by_method[BASELINE] for outcome in run.outcomes]
+    methods, speedup = {}, {}
+    for name, mine in by_method.items():
+        found = [outcome for run in mine for outcome in run.outcomes]
+        seconds = sum(run.total_seconds - run.prefill_seconds for run in mine)
+        num_tokens = sum(sum(outcome.rounds["num_emitted"]) for outcome in found)
+        summary = summarize([step_info(outcome) for outcome in found], block_size=1 if name == BASELINE else block_size)
+        rate = num_tokens / seconds if num_tokens and seconds > 0 else None
+        divergences = []
+        for index, (outcome, tokens) in enumerate(zip(found, expected, strict=True)):
+            if outcome.tokens != tokens:
+                place = next((i for i, (a, b) in enumerate(zip(outcome.tokens, tokens, strict=False)) if a != b), len(tokens))
+                margin = top2_margin(models, [*prompts[index], *tokens[:place]], index, request=request)
+                divergences.append({"prompt": index, "index": place, "margin": margin})
+        methods[name] = {
+            **summary._asdict(),
+            "tokens": num_tokens,
+            "tokens_per_second": rate,
+            "prefill_seconds": sum(run.prefill_seconds for run in mine),
+            "warmup_seconds": sum(run.warmup_seconds for run in mine),
+            "identical": not divergences,
+            "divergences": divergences,
+        }
+    for name, figures in methods.items():
+        rates = figures["tokens_per_second"], methods[BASELINE]["tokens_per_second"]
+        speedup[name] = rates[0] / rates[1] if None not in rates else None
+    return {
+        "methods": methods,
+        "identical": all(figures["identical"] for figures in methods.values()),
+        "speedup": speedup,
+        "environment": environment(models),
+    }
+
+
+def top2_margin(models: Models, ids: Sequence[int], index: int, *, request: Request) -> float:
+    """By how much the target's first choice behind ids beats its second; index: of the prompt, whose noise it is."""
+    tokens = jnp.asarray([ids], jnp.int32)
+    positions = jnp.arange(len(ids), dtype=jnp.int32)[None]
+    states = models.target(tokens, positions, prompt_mask(len(ids))).states[:, -1:]
+    scores = models.target.logits(states).astype(jnp.float32)
+    if request.temperature > 0:
+        keys = row_keys(jax.random.fold_in(jax.random.key(request.seed), index)[None], 1)
+        noise = position_noise(keys, jnp.asarray([[len(ids)]], jnp.int32), vocab_size=scores.shape[-1])
+        scores = filter_logits(scores, request.sampling(1)) + noise
+    top, _ = jax.lax.top_k(scores[0, 0], 2)
+    return float(top[0] - top[1]) if np.isfinite(top[1]) else float(np.finfo(np.float32).max)
+
+
+def environment(models: Models) -> dict[str, Any]:
+    """What the figures depend on: versions, device, cores, dtype; and the date."""
+    device = jax.devices()[0]
+    return {
+        "versions": {name: importlib.metadata.version(name) for name in ("reanchor-jax", "jax", "jaxlib", "flax")},
+        "python": platform.python_version(),
+        "device": device.device_kind if device.platform != "cpu" else _processor(),
+        "platform": device.platform,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "dtype": models.target.embedding.embedding[...].dtype.name,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_run(path: Path, run: Run) -> None:
+    """Append a run to a JSONL file."""
+    record = {**run._asdict(), "outcomes": [outcome._asdict() for outcome in run.outcomes]}
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, separators=(",", ":")) + "\n")
+
+
+def read_runs(path: Path) -> list[Run]:
+    """Read the runs of a JSONL file, none if it is missing. A last line that an interruption cut off is removed from the file."""
+    if not path.exists():
+        return []
+    content = path.read_bytes()
+    whole = content[: content.rfind(b"\n") + 1]
+    if len(whole) < len(content):
+        with path.open("r+b") as file:
+            file.truncate(len(whole))
+    runs = []
+    for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
+        try:
+            record = json.loads(line)
+            runs.append(Run(**{**record, "outcomes": [Outcome(**outcome) for outcome in record["outcomes"]]}))
+        except (ValueError, TypeError, KeyError) as error:
+            raise ValueError(f"{path} line {number} is not a run ({error}); remove the file to start over.") from error
+    return runs
+
+
+def _processor() -> str:
+    """Name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

@@ -1,0 +1,98 @@
+"""The demonstration: a story, then the methods side by side.
+
+In: an embedded pair or a directory.
+Out: text on standard output; the figures as `compare.results` gives them.
+Source: none.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from reanchor_jax import pairs
+from reanchor_jax.bench import compare, methods, tables
+from reanchor_jax.bench.methods import Outcome, Request
+from reanchor_jax.checkpoint import leaves
+from reanchor_jax.config import DecodeConfig
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.text import encode, load_tokenizer, stream_text
+
+_PROMPTS = (
+    "Once upon a time, there was a little girl named Lily.",
+    "One day, Tom and his dog",
+    "The big bear was",
+    "Sara had a red ball.",
+    "In the garden there was",
+    "It was a sunny day and",
+)
+_METHODS = ("autoregressive", "dflash", "reanchor", "reanchor-both")
+_NEW_TOKENS = 200
+_COLORS = ("\033[36m", "\033[33m")  # cyan and yellow: readable on dark and light
+
+
+def run(name_or_directory: str) -> dict[str, Any]:
+    """Show the demonstration and return its figures. Raises ValueError if the pair lacks a drafter or a tokenizer."""
+    start = time.perf_counter()
+    directory = pairs.path(name_or_directory)
+    models, tokenizer = pairs.load_pair(directory), load_tokenizer(directory)
+    if models.drafter is None or tokenizer is None:
+        raise ValueError(f"{name_or_directory} lacks a {'drafter' if models.drafter is None else 'tokenizer'}; the demo needs both.")
+    surroundings = compare.environment(models)
+    sizes = _num_parameters(models.target), _num_parameters(models.drafter)
+    block_size = models.drafter.config.block_size
+    print(f"{directory.name}: target of {sizes[0]:,} parameters, drafter of {sizes[1]:,}, blocks of {block_size}")
+    print(f"{surroundings['device']}, {surroundings['cores']} cores, {surroundings['dtype']}, jax {surroundings['versions']['jax']}\n")
+
+    request = Request(max_new_tokens=_NEW_TOKENS, stop_token_ids=models.target.config.eos_token_ids)
+    prompts = [encode(tokenizer, text) for text in _PROMPTS]
+    configs = {name: methods.method_config(name, models, prompts, request=request) for name in _METHODS}
+    _tell_story(models, tokenizer, prompts, configs["reanchor"], request)
+
+    print(f"\nThe same on {len(prompts)} prompts, greedy, up to {_NEW_TOKENS} tokens each, methods taking turns:", flush=True)
+    runs = compare.compare(models, prompts, configs, request=request)
+    figures = compare.results(models, prompts, runs, request=request)
+    print("\n" + tables.terminal_table(figures))
+    print("\nShare of target passes by number of accepted drafts:")
+    print(tables.histograms(figures, _METHODS[1:], block_size=block_size))
+    print(f"\nidentical output: {'yes' if figures['identical'] else 'NO'}")
+    for line in tables.divergence_lines(figures):
+        print(line)
+    if sizes[1] > sizes[0] / 4:
+        ratio = sizes[1] / sizes[0]
+        print(
+            f"Read the speedup with care: this drafter has {ratio:.1f} times the parameters of its target, so a draft costs as much as what it\n"
+            "saves. Real drafters are a small fraction of their target; tau is what carries over."
+        )
+    print(
+        f"{time.perf_counter() - start:.0f} seconds in all, {sum(run.warmup_seconds for run in runs):.0f} of them compiling the table's methods."
+    )
+    return figures
+
+
+def _tell_story(models: Models, tokenizer: Any, prompts: list[list[int]], config: DecodeConfig, request: Request) -> None:
+    """Print the first prompt's continuation as it is decoded; each target pass has its own colour."""
+    is_colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    print("compiling a round of reanchor ...", file=sys.stderr, flush=True)
+    seen: list[Outcome] = []
+
+    def new_tokens() -> Iterator[list[int]]:
+        for outcome in methods.stream(models, prompts, 0, config=config, request=request):
+            num_seen = len(seen[-1].tokens) if seen else 0
+            seen.append(outcome)
+            yield outcome.tokens[num_seen:]
+
+    print(_PROMPTS[0], end="", flush=True)
+    for piece in stream_text(tokenizer, prompts[0], new_tokens()):
+        color = _COLORS[len(seen) % 2] if is_colored else ""
+        print(f"{color}{piece}{'\033[0m' if color else ''}", end="", flush=True)
+    counts = seen[-1].rounds["num_emitted"]
+    shade = "; a change of colour is a new pass" if is_colored else ""
+    print(f"\n[{len(seen[-1].tokens)} tokens by reanchor in {len(counts)} target passes{shade}]")
+
+
+def _num_parameters(module: Any) -> int:
+    return sum(leaf.size for leaf in leaves(module).values())

@@ -1,0 +1,99 @@
+"""Show figures of a comparison: a table and an acceptance histogram in the terminal, a table in Markdown.
+
+In: the dict that `compare.results` makes.
+Out: text.
+Source: the layout tau / speedup of ReAnchor's Table 2, the histogram of its Figure 2.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_BAR = " ▏▎▍▌▋▊▉█"  # eighths of a character
+
+
+def terminal_table(results: Mapping[str, Any]) -> str:
+    """A line a method; tau is tokens per target pass, bonus included, averaged over prompts."""
+    header = ["method", "tokens/s", "speedup", "tau", "target passes", "ceiling", "identical output"]
+    rows = [header, *_rows(results)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
+    lines = []
+    for row in rows:
+        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    lines.insert(1, "─" * len(lines[0]))
+    return "\n".join(lines)
+
+
+def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
+    """A table of tau / speedup, a table of the rest, and what they were measured on."""
+    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error |", "|---|---|---|---|"]
+    for name, figures in results["methods"].items():
+        speedup = _number(results["speedup"][name], "{:.2f}×")
+        lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {figures['tau_pooled']:.2f} | {figures['tau_standard_error']:.2f} |")
+    lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]
+    lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
+    lines += ["", "| method | rounds by accepted drafts: 0, 1, 2, … |", "|---|---|"]
+    lines += [f"| {name} | {' '.join(map(str, figures['histogram']))} |" for name, figures in results["methods"].items()]
+    environment = results["environment"]
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    lines += [
+        "",
+        "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts (pooled: over passes).",
+        "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded.",
+        "Ceiling: share of passes that accept every draft of a block.",
+        f"Measured on {environment['device']}, {environment['cores']} cores, {environment['dtype']}, {versions}, {environment['date']}.",
+    ]
+    return "\n".join([*lines, *divergence_lines(results), ""])
+
+
+def divergence_lines(results: Mapping[str, Any]) -> list[str]:
+    """A line for every output that differs from autoregressive; none if all are identical."""
+    return [
+        f"{name}, prompt {found['prompt']}: differs from autoregressive at token {found['index']}, "
+        f"where the target's first choice leads its second by {found['margin']:.2g}."
+        for name, figures in results["methods"].items()
+        for found in figures["divergences"]
+    ]
+
+
+def histograms(results: Mapping[str, Any], names: Sequence[str], *, block_size: int, width: int = 80) -> str:
+    """Share of target passes by accepted drafts, methods side by side; the last line, the ceiling, is all passes that accept a whole block."""
+    column = (width - 5) // len(names) - 2
+    shares = []
+    for name in names:
+        counts = results["methods"][name]["histogram"]
+        counts = [*counts[: block_size - 1], sum(counts[block_size - 1 :])]
+        shares.append([count / max(sum(counts), 1) for count in counts])
+    largest = max(max(share) for share in shares) or 1.0
+    lines = ["     " + "  ".join(name[:column].ljust(column) for name in names).rstrip()]
+    for bin_ in range(block_size):
+        cells = [f"{_bar(share[bin_] / largest, column - 6)} {share[bin_]:5.1%}".ljust(column) for share in shares]
+        label = f"{bin_:3d}  " if bin_ < block_size - 1 else f"{bin_:2d}+  "
+        lines.append(label + "  ".join(cells).rstrip())
+    lines[-1] += "  <- ceiling" if len(lines[-1]) + 12 <= width else ""
+    return "\n".join(lines)
+
+
+def _bar(fraction: float, width: int) -> str:
+    eighths = round(fraction * width * 8)
+    full, rest = divmod(eighths, 8)
+    return (_BAR[8] * full + (_BAR[rest] if rest else "")).ljust(width)
+
+
+def _rows(results: Mapping[str, Any]) -> list[list[str]]:
+    return [
+        [
+            name,
+            _number(figures["tokens_per_second"], "{:,.0f}"),
+            _number(results["speedup"][name], "{:.2f}×"),
+            f"{figures['tau']:.2f}",
+            f"{figures['target_passes']:,}",
+            "–" if name == "autoregressive" else f"{figures['ceiling_rate']:.1%}",
+            "(reference)" if name == "autoregressive" else "yes" if figures["identical"] else f"NO, {len(figures['divergences'])} differ",
+        ]
+        for name, figures in results["methods"].items()
+    ]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "–" if value is None else form.format(value)

@@ -1,0 +1,264 @@
+"""Command line: `reanchor-jax demo | generate | convert | train | bench | inspect`.
+
+In: arguments.
+Out: text on standard output, progress on standard error, JSON and Markdown files; exit status 0, 2 for a user's error, 130 for Ctrl-C.
+Source: none; each command only joins the rooms.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from reanchor_jax import checkpoint, inspection, pairs
+from reanchor_jax.arguments import make_parser, read_fields
+from reanchor_jax.bench import compare, demo, methods, tables
+from reanchor_jax.bench.methods import Outcome, Request
+from reanchor_jax.config import DecodeConfig, check_pair
+from reanchor_jax.convert import __main__ as convert_command
+from reanchor_jax.convert.engine import convert
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.statistics import tau_per_prompt
+from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.training.recipe import DrafterShape, RolloutConfig, make_drafter
+from reanchor_jax.training.trainer import TrainConfig
+
+
+class Loaded(NamedTuple):
+    """What --pair or --target name. name: for titles; tokenizer: None if the directory has none."""
+
+    name: str
+    models: Models
+    tokenizer: Any
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status. A user's error is one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue] - a terminal without the histogram's bars
+    try:
+        args = make_parser(
+            {"demo": _demo, "generate": _generate, "bench": _bench, "convert": convert_command.run, "train": _train, "inspect": _inspect},
+            convert_command.add_arguments,
+        ).parse_args(arguments)
+        args.run(args)
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except (ValueError, OSError) as error:
+        is_named = isinstance(error, OSError) and error.strerror and error.filename
+        print(f"reanchor-jax: error: {f'{error.filename}: {error.strerror}' if is_named else error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _demo(args: argparse.Namespace) -> None:
+    _check_writable(args.json)
+    figures = demo.run(args.pair)
+    if args.json is not None:
+        _write(args.json, _to_json(figures))
+
+
+def _inspect(args: argparse.Namespace) -> None:
+    print(inspection.describe(pairs.path(args.directory)))
+
+
+def _generate(args: argparse.Namespace) -> None:
+    _check_writable(args.json)
+    loaded = _load(args)
+    if args.prompts is not None:
+        prompts = _read_prompts(args, loaded)
+    else:
+        prompts = [Prompt(id="0", text=args.prompt, ids=encode(loaded.tokenizer, args.prompt, is_chat=args.chat))]
+    request = _request(args, loaded.models)
+    method = args.method or ("autoregressive" if loaded.models.drafter is None else "reanchor")
+    if args.retain is not None and method != "reanchor":
+        raise ValueError(f"--retain belongs to the method reanchor; got the method {method}.")
+    ids = [prompt.ids for prompt in prompts]
+    config = methods.method_config(method, loaded.models, ids, request=request)
+    if args.json is None and len(prompts) == 1 and loaded.tokenizer is not None:
+        _stream(loaded, ids, config, request)
+        return
+    records = []
+    for first in range(0, len(prompts), request.batch_size):
+        indices = range(first, min(first + request.batch_size, len(prompts)))
+        result = methods.run_batch(loaded.models, ids, indices, config=config, request=request)
+        for index, outcome in zip(indices, methods.outcomes(result, len(indices)), strict=True):
+            record = _record(prompts[index], outcome, loaded.tokenizer)
+            records.append(record)
+            if args.json is None:
+                print(f"── {record['id']}\n{record['text'] if record['text'] is not None else record['tokens']}", flush=True)
+                print(_figures(outcome), file=sys.stderr)
+    if args.json is not None:
+        _write(args.json, _to_json({"results": records}))
+
+
+def _stream(loaded: Loaded, ids: list[list[int]], config: DecodeConfig, request: Request) -> None:
+    last = []
+
+    def new_tokens():
+        for outcome in methods.stream(loaded.models, ids, 0, config=config, request=request):
+            num_seen = len(last[0].tokens) if last else 0
+            last[:] = [outcome]
+            yield outcome.tokens[num_seen:]
+
+    for piece in stream_text(loaded.tokenizer, ids[0], new_tokens()):
+        print(piece, end="", flush=True)
+    print(flush=True)
+    print(_figures(last[0]), file=sys.stderr)
+
+
+def _record(prompt: Prompt, outcome: Outcome, tokenizer: Any) -> dict[str, Any]:
+    """A prompt's entry in the JSON of `generate`."""
+    num_passes = len(outcome.rounds["num_emitted"])
+    return {
+        "id": prompt.id,
+        "prompt": prompt.text,
+        "text": continuation(tokenizer, prompt.ids, outcome.tokens),
+        "tokens": outcome.tokens,
+        "acceptance_lengths": outcome.rounds["num_emitted"],
+        "finish_reason": outcome.finish_reason,
+        "tau": float(tau_per_prompt([methods.step_info(outcome)])[0]) if num_passes else None,
+        "target_passes": num_passes,
+    }
+
+
+def _figures(outcome: Outcome) -> str:
+    num_passes = len(outcome.rounds["num_emitted"])
+    tau = f", {sum(outcome.rounds['num_emitted']) / num_passes:.2f} tokens a pass" if num_passes else ""
+    return f"[{len(outcome.tokens)} tokens, {num_passes} target passes{tau}, ended by {outcome.finish_reason}]"
+
+
+def _bench(args: argparse.Namespace) -> None:
+    names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
+    if args.retain is not None and "reanchor" not in names:
+        raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
+    loaded = _load(args)
+    prompts = _read_prompts(args, loaded, limit=args.num_examples)
+    request = _request(args, loaded.models)
+    ids = [prompt.ids for prompt in prompts]
+    configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
+    # the methods are not among the settings: a run may be resumed with one more
+    settings = json.loads(json.dumps({"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}))
+    found = checkpoint.read_json(out / "settings.json")
+    if found is None:
+        write_text(out / "settings.json", json.dumps(settings) + "\n")
+    elif found != settings:
+        different = sorted(name for name in found.keys() | settings.keys() if found.get(name) != settings.get(name))
+        raise ValueError(f"{out} holds a run with other settings ({', '.join(different)}); choose another --out or the same settings.")
+    done = [run for run in compare.read_runs(out / "runs.jsonl") if run.method in names]
+    runs = compare.compare(
+        loaded.models,
+        ids,
+        configs,
+        request=request,
+        done=done,
+        on_run=lambda run: compare.write_run(out / "runs.jsonl", run),
+        show_progress=sys.stderr.isatty(),
+    )
+    figures = compare.results(loaded.models, ids, runs, request=request)
+    title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
+    write_text(out / "results.json", _to_json(figures))
+    write_text(out / "tables.md", tables.markdown_tables(figures, title=title))
+    print(tables.terminal_table(figures))
+    print(*tables.divergence_lines(figures), f"written: {out / 'results.json'}, {out / 'tables.md'}", sep="\n")
+
+
+def _train(args: argparse.Namespace) -> None:
+    loaded = _load(args, with_drafter=False)
+    if loaded.tokenizer is None:
+        raise ValueError(f"{loaded.name} has no tokenizer, so its texts cannot be read; add tokenizer.json to the directory.")
+    mask = args.mask_token_id
+    if mask is None:
+        candidates = (getattr(loaded.tokenizer, f"{name}_token_id", None) for name in ("mask", "unk", "pad"))
+        mask = next((token for token in candidates if token is not None), None)
+        if mask is None:
+            raise ValueError(
+                "the tokenizer names no mask, unknown or padding token; give --mask-token-id, an id that never occurs in text."
+            )
+    shape = read_fields(args, DrafterShape, mask_token_id=mask)
+    written = make_drafter(
+        loaded.models.target,
+        read_texts(args.prompts),
+        lambda text: encode(loaded.tokenizer, text),
+        rollout_config=read_fields(args, RolloutConfig),
+        shape=shape,
+        config=read_fields(args, TrainConfig),
+        out=Path(args.out),
+        sources={"target": loaded.name, "texts": Path(args.prompts).name},
+    )
+    print(f"written: {written}")
+    print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")
+
+
+def _load(args: argparse.Namespace, *, with_drafter: bool = True) -> Loaded:
+    """Load what --pair, or --target and --drafter, name; a Hugging Face directory is converted into a temporary one on the way."""
+    dtype = getattr(args, "dtype", None)
+    drafter = getattr(args, "drafter", None) if with_drafter else None
+    if args.pair is not None:
+        if drafter is not None:
+            raise ValueError("--drafter goes with --target; a pair has its own drafter.")
+        directory = pairs.path(args.pair)
+        models = checkpoint.load(directory, dtype=dtype)
+        return Loaded(Path(args.pair).resolve().name, models, load_tokenizer(directory))
+    directory = Path(args.target)
+    sources = [directory, *([] if drafter is None else [Path(drafter)])]
+    is_ours = [checkpoint.is_directory_of_ours(source) for source in sources]
+    if all(is_ours):
+        models = checkpoint.load(directory, dtype=dtype)._replace(drafter=None)
+        if drafter is not None:
+            models = models._replace(drafter=checkpoint.load_drafter(drafter, dtype=dtype))
+            check_pair(models.target.config, models.drafter.config)
+    else:
+        with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
+            print("converting for this run only; `reanchor-jax convert` keeps the result", file=sys.stderr)
+            target = {"target_dir": None, "pair": directory} if is_ours[0] else {"target_dir": directory}
+            fresh = convert(**target, drafter_dir=drafter, out=Path(folder) / "pair", dtype=dtype, show_progress=sys.stderr.isatty())
+            assert fresh is not None
+            models = checkpoint.load(fresh)
+            models = models if drafter is not None else models._replace(drafter=None)
+    return Loaded(directory.resolve().name, models, load_tokenizer(directory))
+
+
+def _request(args: argparse.Namespace, models: Models) -> Request:
+    names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids"}
+    stops = () if args.ignore_eos else models.target.config.eos_token_ids
+    return Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+
+
+def _read_prompts(args: argparse.Namespace, loaded: Loaded, *, limit: int | None = None) -> list[Prompt]:
+    vocab_size = loaded.models.target.config.vocab_size
+    return read_prompts(args.prompts, loaded.tokenizer, vocab_size=vocab_size, limit=limit, is_chat=args.chat)
+
+
+def _check_writable(path: str | None) -> None:
+    """Raise OSError before the work, not after it, if a file cannot be written there."""
+    if path not in (None, "-"):
+        if Path(path).is_dir():
+            raise IsADirectoryError(f"{path} is a directory; give a file.")
+        with tempfile.NamedTemporaryFile(dir=Path(path).parent):
+            pass
+
+
+def _write(path: str, text: str) -> None:
+    if path == "-":
+        sys.stdout.write(text)
+    else:
+        write_text(path, text)
+
+
+def _to_json(value: Any) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"

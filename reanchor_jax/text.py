@@ -1,0 +1,188 @@
+"""Text to token ids and back: tokenizer, prompts files, streaming.
+
+In: a directory with tokenizer files; text; a JSONL file of prompts.
+Out: token ids; text, whole or piece by piece as tokens arrive.
+Source: Hugging Face tokenizers, loaded without PyTorch.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+_UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
+
+
+class Prompt(NamedTuple):
+    """One prompt. id: its name in results. text: None where only ids were given. ids: token ids, at least one."""
+
+    id: str
+    text: str | None
+    ids: list[int]
+
+
+def load_tokenizer(directory: Path | str) -> Any:
+    """Load the tokenizer of a directory; None if it has none. Raises ValueError if its files cannot be read."""
+    directory = Path(directory)
+    if not any((directory / name).is_file() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
+        return None
+    transformers = _import_transformers()
+    try:
+        # a tokenizer.json says everything; without a config.json beside it the class cannot always be guessed
+        if (directory / "tokenizer.json").is_file() and not (directory / "tokenizer_config.json").is_file():
+            return transformers.PreTrainedTokenizerFast(tokenizer_file=str(directory / "tokenizer.json"))
+        return transformers.AutoTokenizer.from_pretrained(directory, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises plain Exception for a damaged file
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"the tokenizer of {directory} cannot be read ({reason}); copy its files again.") from error
+
+
+def encode(tokenizer: Any, text: str, *, is_chat: bool = False) -> list[int]:
+    """Token ids of a text, with the special tokens its tokenizer adds; is_chat wraps it as a user's message by the chat template.
+
+    Raises ValueError if there is no tokenizer, no chat template, no text, or if the text is not valid Unicode.
+    """
+    if tokenizer is None:
+        raise ValueError("the model directory has no tokenizer, so text cannot be read; give a prompts file with ids.")
+    if not text:
+        raise ValueError("the prompt is empty; give some text, or the begin token in a prompts file with ids.")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ValueError(f"the prompt is not valid UTF-8 text ({error.reason} at character {error.start}); fix its encoding.") from error
+    if not is_chat:
+        return list(tokenizer.encode(text, verbose=False))
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer has no chat template; leave out --chat.")
+    message = [{"role": "user", "content": text}]
+    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False))
+
+
+def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
+    """Text of the tokens that follow a prompt, its leading space kept; special tokens are left out. None without a tokenizer."""
+    return None if tokenizer is None else "".join(stream_text(tokenizer, prompt, [tokens]))
+
+
+def stream_text(tokenizer: Any, prompt: Sequence[int], chunks: Iterable[Sequence[int]]) -> Iterator[str]:
+    """Yield the text each chunk of tokens adds behind a prompt; bytes of an unfinished character wait for the rest of it.
+
+    The pieces joined are the text of all tokens. A chunk that adds nothing readable yields nothing.
+    """
+    # decoded together with the text before it: a decoder strips the space in front of the first token it sees
+    before, waiting = list(prompt), []
+    shown = _decode(tokenizer, before)
+    for chunk in chunks:
+        waiting += chunk
+        text = _decode(tokenizer, before + waiting)
+        if len(text) > len(shown) and not text.endswith(_UNFINISHED):
+            yield text[len(shown) :]
+            before, waiting, shown = waiting, [], _decode(tokenizer, waiting)
+    rest = _decode(tokenizer, before + waiting)[len(shown) :]
+    if rest:
+        yield rest
+
+
+def read_prompts(path: Path | str, tokenizer: Any, *, vocab_size: int, limit: int | None = None, is_chat: bool = False) -> list[Prompt]:
+    """Read a JSONL file of objects with `prompt` (text) or `ids` (token ids) and optionally `id`; `limit` takes the first ones.
+
+    Raises ValueError naming file, line and rule; FileNotFoundError if there is no such file.
+    """
+    prompts: list[Prompt] = []
+    for place, line in read_lines(path):
+        if len(prompts) == limit:
+            break
+        record = _parse(line, place)
+        has_text, has_ids = "prompt" in record, "ids" in record
+        if has_text == has_ids:
+            raise ValueError(f"{place} must hold either prompt (text) or ids (token ids); it holds {'both' if has_text else 'neither'}.")
+        identifier = record.get("id", len(prompts))
+        if not isinstance(identifier, (str, int)):
+            raise ValueError(f"{place}: id must be a string or a number; got {identifier!r}.")
+        if has_ids:
+            ids, text = record["ids"], None
+            if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+                raise ValueError(f"{place}: ids must be a list of whole numbers; got {str(ids)[:60]}.")
+            if not ids:
+                raise ValueError(f"{place}: ids is empty; a prompt needs at least one token.")
+        else:
+            text = record["prompt"]
+            if not isinstance(text, str):
+                raise ValueError(f"{place}: prompt must be text; got {text!r}.")
+            try:
+                ids = encode(tokenizer, text, is_chat=is_chat)
+            except ValueError as error:
+                raise ValueError(f"{place}: {error}") from error
+        wrong = [token for token in ids if not 0 <= token < vocab_size]
+        if wrong:
+            raise ValueError(f"{place}: token id {wrong[0]} lies outside the target's vocabulary 0..{vocab_size - 1}.")
+        prompts.append(Prompt(id=str(identifier), text=text, ids=ids))
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts; write one JSON object a line.")
+    return prompts
+
+
+def read_texts(path: Path | str) -> list[str]:
+    """Read the `prompt` texts of a JSONL file. Errors as in `read_prompts`."""
+    texts = []
+    for place, line in read_lines(path):
+        text = _parse(line, place).get("prompt")
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(f"{place} must hold prompt, a text that is not empty; got {text!r}.")
+        texts.append(text)
+    if not texts:
+        raise ValueError(f"{path} holds no texts; write one JSON object a line.")
+    return texts
+
+
+def read_lines(path: Path | str) -> Iterator[tuple[str, str]]:
+    """Yield the lines of a UTF-8 file that are not blank, each with its place (`FILE line N`)."""
+    with open(path, "rb") as file:
+        for number, raw in enumerate(file, start=1):
+            place = f"{path} line {number}"
+            try:
+                line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{place} is not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8.") from error
+            if line.strip():
+                yield place, line
+
+
+def write_text(path: Path | str, text: str) -> None:
+    """Write a file under a temporary name beside it, then rename it: the file is old or new, never half."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.partial")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _parse(line: str, place: str) -> dict[str, Any]:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} is not valid JSON ({error}); write one JSON object a line.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} must be a JSON object; got {type(record).__name__}.")
+    return record
+
+
+def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
+    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False) if len(ids) else ""
+
+
+def _import_transformers() -> Any:
+    """Import transformers without its advice to install PyTorch, which nothing here needs."""
+    name = "TRANSFORMERS_NO_ADVISORY_WARNINGS"
+    before = os.environ.get(name)
+    os.environ[name] = "1"
+    try:
+        import transformers
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+    return transformers

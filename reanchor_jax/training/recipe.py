@@ -1,0 +1,242 @@
+"""Make a drafter for a target from texts, in one resumable go: rollouts, training, evaluation, a drafter directory.
+
+In: a target, texts, what to sample, the drafter's shape, how to train.
+Out: a folder with `recipe.json`, `rollouts.npz`, `log.jsonl`, `checkpoints/` and, at the end, `drafter/`.
+Source: DFlash (arXiv 2602.06036). The last texts are held out: no sequence begins from them, and tau is measured on them by decoding.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from reanchor_jax import checkpoint
+from reanchor_jax.config import CACHE_CHUNK, DecodeConfig, DrafterConfig, TargetConfig
+from reanchor_jax.decoding.loop import generate
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
+from reanchor_jax.statistics import summarize
+from reanchor_jax.text import write_text
+from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
+from reanchor_jax.training.trainer import TrainConfig, init_drafter, train
+
+_SHORTEST_PART = 80  # characters; a text's last paragraphs, if shorter, begin nothing worth continuing
+_EVALUATED_PROMPT, _EVALUATED_NEW = 32, 100  # tokens of a held-out text that are given, and that are decoded
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutConfig:
+    """What the target samples for the drafter to learn from.
+
+    num_sequences: sequences. sequence_length: tokens of each. longest_prompt: tokens of a text's beginning, at most.
+    own_prefix_rate: fraction that begins with text of the target's own. sampled_rate: fraction sampled at temperature 1, the rest greedy.
+    num_held_out: texts at the end of the file kept for evaluation.
+    """
+
+    num_sequences: int = 4096
+    sequence_length: int = 224
+    longest_prompt: int = 64
+    own_prefix_rate: float = 0.2
+    sampled_rate: float = 0.15
+    num_held_out: int = 20
+
+    def __post_init__(self):
+        for name in ("num_sequences", "num_held_out"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        if not 8 <= self.longest_prompt < self.sequence_length:
+            raise ValueError(
+                f"longest_prompt ({self.longest_prompt}) must be at least 8 and less than sequence_length ({self.sequence_length})."
+            )
+        for name in ("own_prefix_rate", "sampled_rate"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrafterShape:
+    """Shape of the drafter. None: mlp_width is 4 target widths, num_kv_heads is num_heads, head_size is width / num_heads.
+
+    mask_token_id: an id that never occurs in the text. target_layer_ids: tapped layers; None is all, or 5 spread evenly of more.
+    window: context tokens a block sees; 0 is all of them.
+    """
+
+    mask_token_id: int
+    num_layers: int = 3
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_size: int | None = None
+    mlp_width: int | None = None
+    block_size: int = 16
+    window: int = 64
+    target_layer_ids: tuple[int, ...] | None = None
+
+    def huggingface(self, target: TargetConfig) -> dict[str, Any]:
+        """The `config.json` dict of a drafter of this shape for a target. Raises ValueError as DrafterConfig."""
+        taps = self.target_layer_ids
+        if taps is None:
+            taps = tuple(np.unique(np.linspace(0, target.num_layers - 1, min(5, target.num_layers)).round().astype(int)).tolist())
+        config = {
+            "architectures": ["DFlashDraftModel"],
+            "model_type": "qwen3",
+            "vocab_size": target.vocab_size,
+            "hidden_size": target.width,
+            "intermediate_size": self.mlp_width or 4 * target.width,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads or self.num_heads,
+            "head_dim": self.head_size or max(target.width // self.num_heads // 2 * 2, 2),  # rotary turns pairs
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": target.max_positions,
+            "rope_theta": 10000.0,
+            "attention_bias": False,
+            "attention_dropout": 0.0,
+            "layer_types": ["sliding_attention" if self.window else "full_attention"] * self.num_layers,
+            "use_sliding_window": bool(self.window),
+            "sliding_window": self.window or None,
+            "max_window_layers": 0,
+            "is_causal": False,
+            "block_size": self.block_size,
+            "num_target_layers": target.num_layers,
+            "tie_word_embeddings": True,
+            "dtype": "float32",
+            "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": list(taps)},
+        }
+        DrafterConfig.from_huggingface(config)
+        return config
+
+
+def make_drafter(
+    target: Target,
+    texts: Sequence[str],
+    encode: Callable[[str], list[int]],
+    *,
+    rollout_config: RolloutConfig,
+    shape: DrafterShape,
+    config: TrainConfig,
+    out: Path,
+    sources: Mapping[str, Any],
+    show_progress: bool = True,
+) -> Path:
+    """Run or resume the whole recipe in `out`; return the drafter's directory.
+
+    sources: what to say in the provenance about where target and texts come from.
+    Raises ValueError if `out` holds another recipe, or for texts too few or too short.
+    """
+    huggingface = shape.huggingface(target.config)
+    if len(texts) <= rollout_config.num_held_out:
+        raise ValueError(f"{len(texts)} texts leave none to train on after {rollout_config.num_held_out} held out; give more texts.")
+    held_out = [encode(text) for text in texts[-rollout_config.num_held_out :]]
+    evaluate = tau_of(target, held_out)
+    known = texts[: -rollout_config.num_held_out]
+    sampling = {
+        **dataclasses.asdict(rollout_config),
+        "seed": config.seed,
+        "texts_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
+        "target_sha256": _fingerprint(target),
+    }
+    recipe = {"sources": dict(sources), "rollouts": sampling, "drafter": huggingface, "training": dataclasses.asdict(config)}
+    out.mkdir(parents=True, exist_ok=True)
+    _check_same_recipe(out / "recipe.json", recipe)
+    rollouts = _load_rollouts(out / "rollouts.npz", sampling)
+    if rollouts is None:
+        whole = [encode(text) for text in known]
+        parts = [encode(part) for text in known for part in later_parts(text)]
+        rollouts = mixed_rollouts(
+            target,
+            [*whole, *whole, *parts],  # a text's own beginning counts twice
+            count=rollout_config.num_sequences,
+            length=rollout_config.sequence_length,
+            longest_prompt=rollout_config.longest_prompt,
+            own_prefix_rate=rollout_config.own_prefix_rate,
+            sampled_rate=rollout_config.sampled_rate,
+            seed=config.seed,
+            show_progress=show_progress,
+        )
+        _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
+    drafter = init_drafter(DrafterConfig.from_huggingface(huggingface), target, seed=config.seed)
+    drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=show_progress)
+    provenance = {"drafter": {**recipe, "evaluation": dict(evaluate(drafter))}}
+    return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=huggingface, provenance=provenance, overwrite=True)
+
+
+def later_parts(text: str) -> list[str]:
+    """What a text says from its second, third, ... paragraph on, as far as it is long enough to begin a sequence."""
+    paragraphs = text.split("\n\n")
+    parts = ["\n\n".join(paragraphs[index:]) for index in range(1, len(paragraphs))]
+    return [part.strip() for part in parts if len(part) > _SHORTEST_PART]
+
+
+def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
+    """A function that measures a drafter's DFlash tau on beginnings of texts by greedy decoding. Raises ValueError if none is long enough."""
+    prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
+    if not prompts:
+        raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")
+    cache_length = min(-(-(_EVALUATED_PROMPT + _EVALUATED_NEW) // CACHE_CHUNK) * CACHE_CHUNK, target.config.max_positions)
+
+    def evaluate(drafter: Drafter) -> dict[str, float]:
+        result = generate(
+            Models(target=target, drafter=drafter),
+            np.asarray(prompts, np.int32),
+            np.full((len(prompts),), _EVALUATED_PROMPT, np.int32),
+            jax.random.key(0),
+            config=DecodeConfig.dflash(cache_length=cache_length),
+            max_new_tokens=cache_length - _EVALUATED_PROMPT if cache_length < _EVALUATED_PROMPT + _EVALUATED_NEW else _EVALUATED_NEW,
+        )
+        summary = summarize([result.info], block_size=drafter.config.block_size)
+        return {"tau": round(summary.tau, 4), "tau_standard_error": round(summary.tau_standard_error, 4)}
+
+    return evaluate
+
+
+def _fingerprint(target: Target) -> str:
+    digest = hashlib.sha256()
+    for name, value in checkpoint.leaves(target).items():
+        digest.update(name.encode() + np.asarray(value).tobytes())
+    return digest.hexdigest()
+
+
+def _save_rollouts(path: Path, rollouts: Rollouts, settings: Mapping[str, Any], *, vocab_size: int) -> None:
+    dtype = np.int16 if vocab_size <= np.iinfo(np.int16).max else np.int32
+    temporary = path.with_name(f".{path.name}.partial")
+    with temporary.open("wb") as file:
+        np.savez(file, tokens=rollouts.tokens.astype(dtype), starts=rollouts.starts, settings=json.dumps(settings))
+    os.replace(temporary, path)
+
+
+def _load_rollouts(path: Path, settings: Mapping[str, Any]) -> Rollouts | None:
+    """The stored rollouts if there are any of these settings, else None."""
+    if not path.exists():
+        return None
+    try:
+        with np.load(path) as stored:
+            if json.loads(str(stored["settings"])) != dict(settings):
+                return None
+            return Rollouts(tokens=stored["tokens"], starts=stored["starts"])
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path} cannot be read ({error}); remove it to sample again.") from error
+
+
+def _check_same_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
+    given = json.loads(json.dumps(recipe))
+    found = checkpoint.read_json(path)
+    if found is None:
+        write_text(path, json.dumps(given, indent=2) + "\n")
+    elif found != given:
+        different = sorted(
+            f"{part}.{name}"
+            for part in given
+            for name in given[part].keys() | found.get(part, {}).keys()
+            if given[part].get(name) != found.get(part, {}).get(name)
+        )
+        raise ValueError(
+            f"{path.parent} holds a run of another recipe ({', '.join(different)}); choose another --out or the same settings."
+        )
