@@ -8,8 +8,9 @@ L layers, E taps, C training anchors, Z stop ids.
 
 from reanchor_jax.checkpoint import load, save
 from reanchor_jax.config import DecodeConfig, DrafterConfig, TargetConfig
-from reanchor_jax.decoding.loop import FINISH_REASONS, DecodeState, Generation, autoregress, generate, prefill, step
+from reanchor_jax.decoding.loop import autoregress, generate, prefill, step
 from reanchor_jax.decoding.sampling import Sampling, make_sampling
+from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, Generation
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.pairs import load_pair

@@ -81,19 +81,13 @@ def add_fields(parser: argparse.ArgumentParser, record: type) -> None:
     group = parser.add_argument_group(record.__name__, (record.__doc__ or "").split("\n")[0])
     for field in dataclasses.fields(record):
         has_default = field.default is not dataclasses.MISSING
+        default = f" (default: {field.default})" if has_default and field.default is not None else ""
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=_reader(field.type),
-            # the mask token is found in the tokenizer
-            required=not has_default and field.name != "mask_token_id",
-            metavar="N"
-            if field.type in (int, int | None)
-            else "X"
-            if field.type is float
-            else "A,B,C"
-            if "tuple" in str(field.type)
-            else "NAME",
-            help=_sentence(record, field.name) + (f" (default: {field.default})" if has_default and field.default is not None else ""),
+            required=not has_default and field.name != "mask_token_id",  # the mask token is looked up in the tokenizer
+            metavar={int: "N", float: "X", str: "NAME", int | None: "N"}.get(field.type, "A,B,C"),
+            help=_sentence(record, field.name) + default,
         )
 
 
@@ -157,5 +151,5 @@ def _ids(text: str) -> tuple[int, ...]:
 def _sentence(record: type, name: str) -> str:
     """What the docstring of a record says about a field, in `name: sentence` form."""
     names = "|".join(field.name for field in dataclasses.fields(record))  # pyright: ignore[reportArgumentType]
-    match = re.search(rf"\b{name}: (.*?)\.?(?=\s(?:{names}): |$)", re.sub(r"\s+", " ", record.__doc__ or ""))
+    match = re.search(rf"\b{name}: (.*?)\.?(?=\s(?:{names}): |$)", re.sub(r"\s+", " ", record.__doc__ or "").strip())
     return (match[1] if match else name.replace("_", " ")).strip().replace("%", "%%")

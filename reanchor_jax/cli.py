@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     except (ValueError, OSError) as error:
         is_named = isinstance(error, OSError) and error.strerror and error.filename
-        print(f"reanchor-jax: error: {f'{error.filename}: {error.strerror}' if is_named else error}", file=sys.stderr)
+        message = f"{error.filename}: {error.strerror}" if is_named else str(error)  # pyright: ignore[reportAttributeAccessIssue]
+        print(f"reanchor-jax: error: {message}", file=sys.stderr)
         return 2
     return 0
 
@@ -92,8 +93,9 @@ def _generate(args: argparse.Namespace) -> None:
     records = []
     for first in range(0, len(prompts), request.batch_size):
         indices = range(first, min(first + request.batch_size, len(prompts)))
-        result = methods.run_batch(loaded.models, ids, indices, config=config, request=request)
-        for index, outcome in zip(indices, methods.outcomes(result, len(indices)), strict=True):
+        state, begun = methods.begin(loaded.models, ids, indices, config=config, request=request)
+        state, info = methods.run_rounds(loaded.models, state, config=config, request=request)
+        for index, outcome in zip(indices, methods.outcomes(begun, info, state, len(indices)), strict=True):
             record = _record(prompts[index], outcome, loaded.tokenizer)
             records.append(record)
             if args.json is None:
@@ -220,8 +222,9 @@ def _load(args: argparse.Namespace, *, with_drafter: bool = True) -> Loaded:
     if all(is_ours):
         models = checkpoint.load(directory, dtype=dtype)._replace(drafter=None)
         if drafter is not None:
-            models = models._replace(drafter=checkpoint.load_drafter(drafter, dtype=dtype))
-            check_pair(models.target.config, models.drafter.config)
+            loaded = checkpoint.load_drafter(drafter, dtype=dtype)
+            check_pair(models.target.config, loaded.config)
+            models = models._replace(drafter=loaded)
     else:
         with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
             print("converting for this run only; `reanchor-jax convert` keeps the result", file=sys.stderr)

@@ -2,8 +2,8 @@
 
 In: Models, prompts, a DecodeConfig for each method, a Request.
 Out: Runs (one batch by one method), and a JSON dict of figures: tau, tokens per second, speedup, whether outputs are identical.
-Source: ReAnchor, Experiments. Each batch is generated twice by one compiled program, once with a budget of one token: the difference is
-    the decoding alone. Compilation happens in a warm-up before. Methods take turns batch by batch, so that a slow minute hits all alike.
+Source: ReAnchor, Experiments. Prefill and decoding are two compiled programs, timed apart; the decoding of a batch is one call without
+    host work in it. Compilation happens in a warm-up before. Methods take turns batch by batch, so that a slow minute hits all alike.
 """
 
 import importlib.metadata
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from reanchor_jax.bench.methods import Outcome, Request, outcomes, run_batch, step_info
+from reanchor_jax.bench.methods import Outcome, Request, begin, outcomes, run_rounds, step_info
 from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
 from reanchor_jax.decoding.verify import prompt_mask
@@ -35,14 +35,14 @@ class Run(NamedTuple):
     """One batch by one method.
 
     first: index of the batch's first prompt. warmup_seconds: compilation and a first call, at a method's first run of a process, else 0.
-    prefill_seconds: the call with a budget of one token. total_seconds: the whole call.
+    prefill_seconds: until the first token. decode_seconds: all rounds after it.
     """
 
     method: str
     first: int
     warmup_seconds: float
     prefill_seconds: float
-    total_seconds: float
+    decode_seconds: float
     outcomes: list[Outcome]
 
 
@@ -64,27 +64,27 @@ def compare(
     for turn, first in enumerate(range(0, len(prompts), request.batch_size)):
         shift = turn % len(names)
         todo += [(name, first) for name in names[shift:] + names[:shift] if (name, first) not in finished]
-    warm = dict.fromkeys(configs, False)
     with tqdm(total=len(todo), unit="run", disable=not show_progress, leave=False) as progress:
 
-        def call(name: str, first: int, *, is_prefill_only: bool = False):
+        def run(name: str, first: int, warmup_seconds: float) -> Run:
             indices = range(first, min(first + request.batch_size, len(prompts)))
+            config = configs[name]
             start = time.perf_counter()
-            result = run_batch(models, prompts, indices, config=configs[name], request=request, is_prefill_only=is_prefill_only)
-            jax.block_until_ready(result)
-            return time.perf_counter() - start, outcomes(result, len(indices))
+            state, begun = jax.block_until_ready(begin(models, prompts, indices, config=config, request=request))
+            middle = time.perf_counter()
+            state, info = jax.block_until_ready(run_rounds(models, state, config=config, request=request))
+            end = time.perf_counter()
+            return Run(name, first, warmup_seconds, middle - start, end - middle, outcomes(begun, info, state, len(indices)))
 
         warmups = {}
         for name in dict.fromkeys(name for name, _ in todo):
             progress.set_description(f"compiling {name}")
-            warmups[name] = call(name, 0)[0]
+            start = time.perf_counter()
+            run(name, 0, 0.0)
+            warmups[name] = time.perf_counter() - start
         for name, first in todo:
             progress.set_description(name)
-            prefill_seconds, _ = call(name, first, is_prefill_only=True)
-            total_seconds, found = call(name, first)
-            warmup = 0.0 if warm[name] else warmups[name]
-            warm[name] = True
-            runs.append(Run(name, first, warmup, prefill_seconds, total_seconds, found))
+            runs.append(run(name, first, warmups.pop(name, 0.0)))
             on_run(runs[-1])
             progress.update()
     return runs
@@ -105,7 +105,7 @@ def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run
     methods, speedup = {}, {}
     for name, mine in by_method.items():
         found = [outcome for run in mine for outcome in run.outcomes]
-        seconds = sum(run.total_seconds - run.prefill_seconds for run in mine)
+        seconds = sum(run.decode_seconds for run in mine)
         num_tokens = sum(sum(outcome.rounds["num_emitted"]) for outcome in found)
         summary = summarize([step_info(outcome) for outcome in found], block_size=1 if name == BASELINE else block_size)
         rate = num_tokens / seconds if num_tokens and seconds > 0 else None

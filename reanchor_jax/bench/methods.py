@@ -1,4 +1,4 @@
-"""Methods by name, and running prompts through one: in batches, or one prompt round by round.
+"""Methods by name, and running prompts through one: prefill, rounds, or one prompt round by round.
 
 In: Models, prompts as token ids, a Request, a method's DecodeConfig.
 Out: Outcomes on the host, a prompt each; or the tokens of each round as they come.
@@ -6,7 +6,7 @@ Source: the presets of DecodeConfig. A prompt's key is folded from the seed and 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -15,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from reanchor_jax.config import CACHE_CHUNK, DRAFT_CHOICES, RETAIN_POLICIES, DecodeConfig, DraftChoice
-from reanchor_jax.decoding.loop import FINISH_REASONS, Generation, generate, prefill, step
+from reanchor_jax.decoding.loop import prefill, step
 from reanchor_jax.decoding.sampling import Sampling, make_sampling
+from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState
+from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.statistics import StepInfo
+from reanchor_jax.statistics import Emitted, StepInfo
 
 # the paper's ReAnchor retains baseline states; the other policies are methods of their own
 METHODS = ("autoregressive", "dflash", "reanchor", *(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline")))
@@ -73,11 +75,18 @@ class Outcome(NamedTuple):
 
 
 def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *, request: Request) -> DecodeConfig:
-    """Config of a method for these models and prompts. Raises ValueError for an unknown name, and for what the models or caches cannot do."""
+    """Config of a method for these models and prompts.
+
+    Raises ValueError for an unknown name, a missing drafter, a prompt too long for its cache.
+    """
     if name not in METHODS:
         raise ValueError(f"unknown method {name!r}; methods are {', '.join(METHODS)}.")
     if name != "autoregressive" and models.drafter is None:
         raise ValueError(f"method {name} needs a drafter and there is none; give one, or use the method autoregressive.")
+    vocab_size = models.target.config.vocab_size
+    for index, prompt in enumerate(prompts):
+        if not prompt or not all(0 <= token < vocab_size for token in prompt):
+            raise ValueError(f"prompt {index} must hold at least one token, and only ids of the target's vocabulary 0..{vocab_size - 1}.")
     cache_length = _cache_length(models, prompts, request)
     if name == "autoregressive":
         return DecodeConfig.autoregressive(cache_length=cache_length)
@@ -99,52 +108,79 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     return config
 
 
-def run_batch(
-    models: Models,
-    prompts: Sequence[Sequence[int]],
-    indices: Sequence[int],
-    *,
-    config: DecodeConfig,
-    request: Request,
-    is_prefill_only: bool = False,
-) -> Generation:
-    """Generate for the prompts at the given indices; a batch that is not full is filled with rows that end at once.
-
-    is_prefill_only: the same compiled program with a budget of one token a row, so that no round is run.
-    """
+def begin(
+    models: Models, prompts: Sequence[Sequence[int]], indices: Sequence[int], *, config: DecodeConfig, request: Request
+) -> tuple[DecodeState, Emitted]:
+    """Prefill the prompts at the given indices, padded to the longest of all; a batch that is not full gets rows that end at once."""
     num_real = len(indices)
     rows = [*indices, *[indices[0]] * (request.batch_size - num_real)]
     lengths = np.asarray([len(prompts[row]) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
+    tokens = np.zeros((len(rows), max(map(len, prompts))), np.int32)
     for row, index in enumerate(rows):
         tokens[row, : lengths[row]] = prompts[index]
-    budgets = np.full((len(rows),), 1 if is_prefill_only else request.max_new_tokens, np.int32)
+    budgets = np.full((len(rows),), request.max_new_tokens, np.int32)
     budgets[num_real:] = 1
-    return generate(
+    return _prefill(
         models,
-        tokens,
-        lengths,
-        _prompt_keys(request, rows),
+        jnp.asarray(tokens),
+        jnp.asarray(lengths),
+        jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(request.seed), jnp.asarray(rows, jnp.uint32)),
+        request.sampling(len(rows)),
+        jnp.asarray(budgets),
         config=config,
-        sampling=request.sampling(len(rows)),
         max_new_tokens=request.max_new_tokens,
         stop_token_ids=request.stop_token_ids,
-        budgets=budgets,
     )
 
 
-def outcomes(result: Generation, num_prompts: int) -> list[Outcome]:
-    """Outcomes of the first num_prompts rows of a generation."""
-    info = {name: np.asarray(getattr(result.info, name)) for name in ROUND_FIELDS}
-    tokens, lengths, reasons = (np.asarray(x) for x in (result.tokens, result.lengths, result.finish_reasons))
+def run_rounds(
+    models: Models, state: DecodeState, *, config: DecodeConfig, request: Request, limit: int | None = None
+) -> tuple[DecodeState, StepInfo]:
+    """Run rounds, compiled as one loop, until every row has ended or `limit` rounds are done. The state given is used up.
+
+    The StepInfo is stacked, [rounds B], its emitted tokens included; rounds that did not happen hold 0.
+    """
+    size = -(-request.max_new_tokens // CACHE_CHUNK) * CACHE_CHUNK  # many values of max_new_tokens share one program
+    return _rounds(models, state, jnp.int32(size if limit is None else limit), config=config, size=size)
+
+
+def outcomes(first: Emitted, info: StepInfo, state: DecodeState, num_prompts: int) -> list[Outcome]:
+    """Outcomes of the first num_prompts rows: the prefill's token, then those of the rounds."""
+    assert info.emitted is not None
+    begun, emitted, counts = (np.asarray(x) for x in (first.tokens, info.emitted.tokens, info.num_emitted))
+    fields = {name: np.asarray(getattr(info, name)) for name in ROUND_FIELDS}
+    finish = np.asarray(state.finish)
     return [
         Outcome(
-            tokens=tokens[row, : lengths[row]].tolist(),
-            finish_reason=FINISH_REASONS[reasons[row]],
-            rounds={name: values[:, row][info["num_emitted"][:, row] > 0].astype(int).tolist() for name, values in info.items()},
+            tokens=[int(begun[row, 0])]
+            + [int(token) for block, count in zip(emitted[:, row], counts[:, row], strict=True) for token in block[:count]],
+            finish_reason=FINISH_REASONS[finish[row]],
+            rounds={name: values[:, row][counts[:, row] > 0].astype(int).tolist() for name, values in fields.items()},
         )
         for row in range(num_prompts)
     ]
+
+
+def stream(models: Models, prompts: Sequence[Sequence[int]], index: int, *, config: DecodeConfig, request: Request) -> Iterator[Outcome]:
+    """Decode the prompt at an index, yielding after the prefill and after every round what has come so far.
+
+    Runs the programs of `begin` and `run_rounds`, a round a call. The finish_reason is `running` until the last.
+    """
+    request = replace(request, batch_size=1)
+    state, first = begin(models, prompts, [index], config=config, request=request)
+    whole = Outcome(
+        tokens=[int(first.tokens[0, 0])], finish_reason=FINISH_REASONS[int(state.finish[0])], rounds={name: [] for name in ROUND_FIELDS}
+    )
+    yield whole
+    while whole.finish_reason == "running":
+        state, info = run_rounds(models, state, config=config, request=request, limit=1)
+        new = outcomes(first, info, state, 1)[0]
+        whole = Outcome(
+            tokens=whole.tokens + new.tokens[1:],
+            finish_reason=new.finish_reason,
+            rounds={name: values + new.rounds[name] for name, values in whole.rounds.items()},
+        )
+        yield whole
 
 
 def step_info(outcome: Outcome) -> StepInfo:
@@ -152,36 +188,37 @@ def step_info(outcome: Outcome) -> StepInfo:
     return StepInfo(emitted=None, **{name: np.asarray(outcome.rounds[name], int)[:, None] for name in ROUND_FIELDS})
 
 
-def stream(models: Models, prompts: Sequence[Sequence[int]], index: int, *, config: DecodeConfig, request: Request) -> Iterator[Outcome]:
-    """Decode the prompt at an index round by round, yielding after the prefill and after every round what has come so far.
-
-    Tokens equal those of `run_batch`. The finish_reason is `running` until the last.
-    """
-    prompt = jnp.asarray([prompts[index]], jnp.int32)
-    begin = partial(
-        prefill,
+@partial(jax.jit, static_argnames=("config", "max_new_tokens", "stop_token_ids"))
+def _prefill(models, prompts, lengths, keys, sampling, budgets, *, config, max_new_tokens, stop_token_ids):
+    return prefill(
+        models,
+        prompts,
+        lengths,
+        keys,
         config=config,
-        sampling=request.sampling(1),
-        max_new_tokens=request.max_new_tokens,
-        stop_token_ids=request.stop_token_ids,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        budgets=budgets,
     )
-    state, emitted = jax.jit(begin)(models, prompt, jnp.asarray([prompt.shape[1]], jnp.int32), _prompt_keys(request, [index]))
-    advance = jax.jit(partial(step, config=config), donate_argnums=1)
-    rounds: dict[str, list[int]] = {name: [] for name in ROUND_FIELDS}
-    tokens: list[int] = []
-    while True:
-        tokens = tokens + np.asarray(emitted.tokens)[0, : int(emitted.num_emitted[0])].tolist()
-        reason = FINISH_REASONS[int(state.finish[0])]
-        yield Outcome(tokens=tokens, finish_reason=reason, rounds=rounds)
-        if reason != "running":
-            return
-        state, info = advance(models, state)
-        emitted = info.emitted
-        rounds = {name: [*values, int(getattr(info, name)[0])] for name, values in rounds.items()}
 
 
-def _prompt_keys(request: Request, indices: Sequence[int]):
-    return jax.vmap(jax.random.fold_in, (None, 0))(jax.random.key(request.seed), jnp.asarray(indices, jnp.uint32))
+@partial(jax.jit, static_argnames=("config", "size"), donate_argnames="state")
+def _rounds(models, state, limit, *, config, size):
+    _, shapes = jax.eval_shape(partial(step, config=config), models, state)
+    infos = jax.tree.map(lambda x: jnp.zeros((size, *x.shape), x.dtype), shapes)
+
+    def is_running(carry):
+        state, _, num_done = carry
+        return jnp.any(state.finish == RUNNING) & (num_done < limit)
+
+    def advance(carry):
+        state, infos, num_done = carry
+        state, info = step(models, state, config=config)
+        return state, jax.tree.map(lambda buffer, x: buffer.at[num_done].set(x), infos, info), num_done + 1
+
+    state, infos, _ = jax.lax.while_loop(is_running, advance, (state, infos, jnp.int32(0)))
+    return state, infos
 
 
 def _cache_length(models: Models, prompts: Sequence[Sequence[int]], request: Request) -> int:

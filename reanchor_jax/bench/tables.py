@@ -28,7 +28,7 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     """A table of tau / speedup, a table of the rest, and what they were measured on."""
     lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error |", "|---|---|---|---|"]
     for name, figures in results["methods"].items():
-        speedup = _number(results["speedup"][name], "{:.2f}×")
+        speedup = _number(results["speedup"][name], "{:.2f}x")
         lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {figures['tau_pooled']:.2f} | {figures['tau_standard_error']:.2f} |")
     lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
@@ -57,7 +57,10 @@ def divergence_lines(results: Mapping[str, Any]) -> list[str]:
 
 
 def histograms(results: Mapping[str, Any], names: Sequence[str], *, block_size: int, width: int = 80) -> str:
-    """Share of target passes by accepted drafts, methods side by side; the last line, the ceiling, is all passes that accept a whole block."""
+    """Share of target passes by accepted drafts, methods side by side.
+
+    The last line, the ceiling, is the passes that accept at least a whole block.
+    """
     column = (width - 5) // len(names) - 2
     shares = []
     for name in names:
@@ -70,7 +73,6 @@ def histograms(results: Mapping[str, Any], names: Sequence[str], *, block_size: 
         cells = [f"{_bar(share[bin_] / largest, column - 6)} {share[bin_]:5.1%}".ljust(column) for share in shares]
         label = f"{bin_:3d}  " if bin_ < block_size - 1 else f"{bin_:2d}+  "
         lines.append(label + "  ".join(cells).rstrip())
-    lines[-1] += "  <- ceiling" if len(lines[-1]) + 12 <= width else ""
     return "\n".join(lines)
 
 
@@ -85,10 +87,10 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
         [
             name,
             _number(figures["tokens_per_second"], "{:,.0f}"),
-            _number(results["speedup"][name], "{:.2f}×"),
+            _number(results["speedup"][name], "{:.2f}x"),
             f"{figures['tau']:.2f}",
             f"{figures['target_passes']:,}",
-            "–" if name == "autoregressive" else f"{figures['ceiling_rate']:.1%}",
+            "-" if name == "autoregressive" else f"{figures['ceiling_rate']:.1%}",
             "(reference)" if name == "autoregressive" else "yes" if figures["identical"] else f"NO, {len(figures['divergences'])} differ",
         ]
         for name, figures in results["methods"].items()
@@ -96,4 +98,4 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else form.format(value)
+    return "-" if value is None else form.format(value)

@@ -52,7 +52,7 @@ def draft_blocks(
     num_shifted = num_blocks - 1
     block_anchors = jnp.concatenate([anchors[:, None], retained.tokens[:, :num_shifted]], axis=1)
     offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets[:, :num_shifted]], axis=1)
-    is_block = jnp.arange(num_blocks, dtype=jnp.int32) <= retained.counts[:, None]
+    is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
     visible = jnp.pad(retained.visible[:, :num_shifted], ((0, 0), (1, 0), (0, 0)))
     logits = _block_logits(target, drafter, block_anchors, committed, offsets, visible, retained)
 
@@ -81,7 +81,7 @@ def _block_logits(
 ) -> Float[Array, "B M K1 V"]:
     """Logits of slots 1..K-1 of every block, `vmap`ped over blocks with committed context and retained states shared."""
     lengths = committed.lengths
-    slots = jnp.arange(drafter.config.block_size, dtype=jnp.int32)
+    slots = jnp.arange(drafter.config.block_size, dtype=jnp.int32)[None, :]
     positions = lengths[:, None] + retained.offsets - 1
     num_retained = positions.shape[1]
     # projected once, outside the vmap over blocks
@@ -117,7 +117,7 @@ def _choose(
         return greedy
     rows, _, num_drafts, vocab_size = logits.shape
     # slot k of a block whose slot 0 stands at first_position predicts the token first_position + k after the anchor
-    distance = first_positions[..., None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)
+    distance = first_positions[..., None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)[None, None, :]
 
     def sample():
         filtered = filter_logits(logits.reshape(rows, -1, vocab_size), sampling).reshape(logits.shape)

@@ -65,8 +65,8 @@ def make_sampling(
                 raise ValueError(f"{name} must be {'an integer' if name == 'top_k' else 'a number'}; got {value!r}.")
             if not (np.isfinite(given) & holds(given)).all():
                 raise ValueError(f"{name} must {rule}; got {value}; {advice}.")
-        if jnp.ndim(value) not in (0, 1) or (jnp.ndim(value) == 1 and jnp.shape(value)[0] != num_rows):
-            raise ValueError(f"{name} must be one number or one per row ({num_rows}); got shape {jnp.shape(value)}.")
+        if np.shape(value) not in ((), (num_rows,)):
+            raise ValueError(f"{name} must be one number or one per row ({num_rows}); got shape {np.shape(value)}.")
         values[name] = jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
     return Sampling(**values)
 
@@ -114,7 +114,8 @@ def filter_logits(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Ar
         ordered = -jnp.sort(-scaled, axis=-1)
         vocab_size = logits.shape[-1]
         kept = jnp.where(sampling.top_k > 0, jnp.minimum(sampling.top_k, vocab_size), vocab_size)[:, None, None]
-        in_top_k = jnp.arange(vocab_size, dtype=jnp.int32) < kept
+        # a token that ties with the last one kept stays too
+        in_top_k = ordered >= jnp.take_along_axis(ordered, kept - 1, axis=-1)
         mass = jnp.where(in_top_k, jnp.exp(ordered), 0.0)
         before = jnp.cumsum(mass, axis=-1) - mass
         # a token is kept while the mass in front of it is below top_p; the first always is

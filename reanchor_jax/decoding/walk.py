@@ -42,7 +42,7 @@ def walk(
     num_places: P, the longest possible path. remaining: tokens the row may still emit. A stop token is emitted and ends the row.
     """
     expected = jnp.take_along_axis(target_tokens, trie.parents, axis=1)
-    is_broken = (trie.tokens != expected) & (jnp.arange(trie.tokens.shape[1]) > 0)
+    is_broken = (trie.tokens != expected) & (jnp.arange(trie.tokens.shape[1]) > 0)[None, :]
     is_accepted = trie.is_node & ~jnp.any(trie.ancestors & is_broken[:, None, :], axis=-1)
     places = jnp.arange(num_places, dtype=jnp.int32)
     is_at = is_accepted[:, None, :] & (trie.depths[:, None, :] == places[None, :, None])
@@ -66,7 +66,7 @@ def cut(
     A row that had finished emits nothing and keeps its reason. Unused entries of stop_token_ids hold -1.
     """
     places = jnp.arange(emitted.shape[1], dtype=jnp.int32)
-    is_stop = _is_in(emitted, stop_token_ids) & (places < num_emitted[:, None])
+    is_stop = _is_in(emitted, stop_token_ids) & (places[None, :] < num_emitted[:, None])
     until_stop = jnp.where(jnp.any(is_stop, axis=1), jnp.argmax(is_stop, axis=1).astype(jnp.int32) + 1, jnp.iinfo(jnp.int32).max)
     kept = jnp.minimum(jnp.minimum(num_emitted, remaining), until_stop)
     reason = jnp.where(until_stop <= kept, STOP, jnp.where(remaining <= kept, LENGTH, RUNNING))
@@ -75,4 +75,4 @@ def cut(
 
 
 def _is_in(tokens: Int[Array, "B P"], stop_token_ids: Int[Array, " Z"]) -> Bool[Array, "B P"]:
-    return jnp.any(tokens[..., None] == stop_token_ids, axis=-1)
+    return jnp.any(tokens[..., None] == stop_token_ids[None, None, :], axis=-1)

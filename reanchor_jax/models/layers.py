@@ -27,7 +27,7 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.epsilon)
-        return wide.astype(x.dtype) * self.scale[...]
+        return wide.astype(x.dtype) * jnp.expand_dims(self.scale[...], range(x.ndim - 1))
 
 
 class GatedMLP(nnx.Module):
@@ -139,7 +139,8 @@ def apply_rotary(x: Float[Array, "B T H A"], positions: Int[Array, "B T"], *, ro
 
     In float32 whatever the dtype of x: bfloat16 rounds position 257 to 256.
     """
-    angles = positions.astype(jnp.float32)[..., None, None] * rotary_frequencies(rope, x.shape[-1])
+    frequencies = rotary_frequencies(rope, x.shape[-1])
+    angles = positions.astype(jnp.float32)[..., None, None] * frequencies[None, None, None, :]
     cos, sin = jnp.cos(angles) * rope.attention_factor, jnp.sin(angles) * rope.attention_factor
     left, right = jnp.split(x.astype(jnp.float32), 2, axis=-1)
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1).astype(x.dtype)

@@ -62,10 +62,12 @@ class RolloutConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterShape:
-    """Shape of the drafter. None: mlp_width is 4 target widths, num_kv_heads is num_heads, head_size is width / num_heads.
+    """Shape of the drafter.
 
-    mask_token_id: an id that never occurs in the text. target_layer_ids: tapped layers; None is all, or 5 spread evenly of more.
-    window: context tokens a block sees; 0 is all of them.
+    mask_token_id: an id that never occurs in text. num_layers: drafter layers. num_heads: query heads.
+    num_kv_heads: key/value heads; None is num_heads. head_size: width of a head; None is the target's width / num_heads.
+    mlp_width: None is 4 times the target's width. block_size: anchor and drafted tokens.
+    window: context tokens a block sees; 0 is all of them. target_layer_ids: tapped layers; None is all, or 5 spread evenly of more.
     """
 
     mask_token_id: int
@@ -176,7 +178,10 @@ def later_parts(text: str) -> list[str]:
 
 
 def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
-    """A function that measures a drafter's DFlash tau on beginnings of texts by greedy decoding. Raises ValueError if none is long enough."""
+    """A function that measures a drafter's DFlash tau on beginnings of texts by greedy decoding.
+
+    Raises ValueError if no text is long enough.
+    """
     prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
     if not prompts:
         raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")

@@ -1,0 +1,80 @@
+"""Check a request on the host, before anything is traced, and pad it to shapes that seldom change.
+
+In: prompts, lengths, budgets, stop ids as the caller gave them.
+Out: budgets and padded stop ids as arrays; ValueError with the name, the rule, the value and what to do otherwise.
+Source: `lax.dynamic_update_slice` and gathers clamp silently, so every bound must hold before they run.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jaxtyping import Array, Int
+
+from reanchor_jax.config import DecodeConfig, check_pair
+from reanchor_jax.decoding.state import require_drafter, resolve_config, round_up
+from reanchor_jax.models.drafter import Models
+
+_STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another number of them seldom recompiles
+
+
+def check_request(models: Models, prompts, prompt_lengths, config: DecodeConfig, max_new_tokens: int, budgets) -> Int[Array, " B"]:
+    """Check everything that can be known on the host; return the rows' budgets."""
+    target = models.target.config
+    if config.is_speculative:
+        check_pair(target, require_drafter(models).config)
+        resolve_config(models, config)
+    if config.cache_length > target.max_positions:
+        raise ValueError(
+            f"cache_length ({config.cache_length}) exceeds the {target.max_positions} positions the target was made for; lower it."
+        )
+    if not isinstance(max_new_tokens, (int, np.integer)) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens must be a whole number of at least 1; got {max_new_tokens!r}.")
+    if jnp.ndim(prompts) != 2 or 0 in jnp.shape(prompts):
+        raise ValueError(f"prompts must be [rows, tokens] with at least one of each; got shape {jnp.shape(prompts)}.")
+    num_rows, prompt_size = jnp.shape(prompts)
+    for name, value in (("prompt_lengths", prompt_lengths), ("budgets", budgets)):
+        if value is not None and jnp.shape(value) != (num_rows,):
+            raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {jnp.shape(value)}.")
+    limit = jnp.full((num_rows,), max_new_tokens, jnp.int32)
+    limit = limit if budgets is None else jnp.minimum(jnp.asarray(budgets, jnp.int32), limit)
+    if any(map(is_traced, (prompts, prompt_lengths, budgets))):
+        _check_room(prompt_size, max_new_tokens, config)
+        return limit
+    tokens, lengths, new = np.asarray(prompts), np.asarray(prompt_lengths), np.asarray(limit)
+    if tokens.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
+        raise ValueError(f"prompts and prompt_lengths must hold integers; got {tokens.dtype} and {lengths.dtype}.")
+    if lengths.min() < 1 or lengths.max() > prompt_size:
+        raise ValueError(f"prompt_lengths must lie in 1..{prompt_size}; got {lengths.tolist()}; a prompt needs at least one token.")
+    if new.min() < 1:
+        raise ValueError(f"budgets must be at least 1 token a row; got {new.tolist()}.")
+    longest = int(np.argmax(lengths + new))
+    _check_room(int(lengths[longest]), int(new[longest]), config)
+    is_real = np.arange(prompt_size) < lengths[:, None]
+    wrong = tokens[is_real & ((tokens < 0) | (tokens >= target.vocab_size))]
+    if wrong.size:
+        raise ValueError(f"prompts hold token id {wrong[0]}, outside the target's vocabulary 0..{target.vocab_size - 1}.")
+    return limit
+
+
+def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:
+    if is_traced(stop_token_ids):
+        return stop_token_ids.astype(jnp.int32)
+    ids = np.asarray(stop_token_ids, np.int64).reshape(-1)
+    wrong = ids[(ids < -1) | (ids >= vocab_size)]
+    if wrong.size:
+        raise ValueError(f"stop_token_ids holds {wrong[0]}, outside the target's vocabulary 0..{vocab_size - 1}.")
+    padded = np.full((max(round_up(ids.size, _STOP_SLOTS), _STOP_SLOTS),), -1, np.int32)
+    padded[: ids.size] = ids
+    return jnp.asarray(padded)
+
+
+def is_traced(x) -> bool:
+    return isinstance(x, Tracer)
+
+
+def _check_room(prompt_size: int, num_new: int, config: DecodeConfig) -> None:
+    if prompt_size + num_new > config.cache_length:
+        raise ValueError(
+            f"prompt ({prompt_size}) + max_new_tokens ({num_new}) exceed cache_length ({config.cache_length}); "
+            f"raise cache_length to {prompt_size + num_new}."
+        )

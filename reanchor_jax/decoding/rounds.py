@@ -1,0 +1,201 @@
+"""One round: draft, attach, merge, verify, walk, commit, retain; or one plain target token.
+
+In: models and a DecodeState.
+Out: the next DecodeState, what the round emitted, and what it did.
+Source: ReAnchor section 3; whatever is drafted, the emitted tokens are the target's own draws, keyed by (row, position).
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from reanchor_jax.cache import Committed, gather, write
+from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.attach import make_paths
+from reanchor_jax.decoding.draft import Draft, draft_blocks
+from reanchor_jax.decoding.retain import retain
+from reanchor_jax.decoding.sampling import Choice, Sampling, choose, position_noise
+from reanchor_jax.decoding.state import DecodeState, num_places, require_drafter
+from reanchor_jax.decoding.trie import merge
+from reanchor_jax.decoding.verify import first_nodes, prompt_mask, verify
+from reanchor_jax.decoding.walk import RUNNING, cut, walk
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
+from reanchor_jax.statistics import Emitted, StepInfo
+
+
+def run_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
+    """Run one round for every row; config is resolved. The info's `emitted` is None: what was emitted is returned beside it."""
+    if not config.is_speculative:
+        return _plain_round(models.target, state)
+    return _speculative_round(models.target, require_drafter(models), state, config)
+
+
+def noise_ahead(
+    keys: Key[Array, " B"], positions: Int[Array, " B"], sampling: Sampling, *, num_places: int, vocab_size: int
+) -> Float[Array, "B P V"]:
+    """Noise of num_places positions from the given ones on; zeros, uncomputed, if no row samples."""
+    places = positions[:, None] + jnp.arange(num_places, dtype=jnp.int32)[None, :]
+    return jax.lax.cond(
+        jnp.any(sampling.temperature > 0),
+        lambda: position_noise(keys, places, vocab_size=vocab_size),
+        lambda: jnp.zeros((*places.shape, vocab_size), jnp.float32),
+    )
+
+
+def emitted_tokens(choice: Choice, num_emitted: Int[Array, " B"]) -> Emitted:
+    """The choices of a path as what a pass emitted."""
+    return Emitted(
+        tokens=choice.tokens,
+        log_probs=choice.log_probs,
+        processed_log_probs=choice.processed_log_probs,
+        num_emitted=num_emitted,
+    )
+
+
+def empty_info(num_rows: int) -> StepInfo:
+    """The info of a round that did nothing."""
+    zero = jnp.zeros((num_rows,), jnp.int32)
+    return StepInfo(
+        emitted=None,
+        num_emitted=zero,
+        num_accepted=zero,
+        num_nodes=zero,
+        num_offsets=zero,
+        num_attached=zero,
+        num_dropped=zero,
+        is_shifted=jnp.zeros((num_rows,), bool),
+    )
+
+
+def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
+    places = num_places(drafter, config)
+    is_running = state.finish == RUNNING
+    # a finished row drafts nothing, so it does not hold the batch in a larger bucket
+    retained = state.retained._replace(counts=jnp.where(is_running, state.retained.counts, 0))
+    noise = noise_ahead(state.keys, state.lengths + 1, state.sampling, num_places=places, vocab_size=target.config.vocab_size)
+
+    def draft(num_blocks: int) -> Draft:
+        drafted = draft_blocks(
+            target,
+            drafter,
+            state.anchors,
+            Committed(layers=state.drafter_cache, lengths=state.lengths),
+            retained,
+            state.keys,
+            state.sampling,
+            noise,
+            num_blocks=num_blocks,
+            draft_choice=config.draft_choice,
+        )
+        missing = 1 + config.max_offsets - num_blocks
+        return Draft(
+            tokens=jnp.pad(drafted.tokens, ((0, 0), (0, missing), (0, 0))),
+            sites=jnp.pad(drafted.sites, ((0, 0), (0, missing)), constant_values=-1),
+        )
+
+    drafted = _smallest(config.block_buckets, 1 + jnp.max(retained.counts), draft)
+    trie = merge(make_paths(drafted.tokens, drafted.sites), num_nodes=config.num_nodes)
+    num_nodes = jnp.where(is_running, jnp.sum(trie.is_node, axis=1, dtype=jnp.int32), 0)
+
+    def verify_and_walk(size: int):
+        cut_trie = first_nodes(trie, size)
+        verified = verify(target, drafter, cut_trie, Committed(layers=state.target_cache, lengths=state.lengths), state.sampling, noise)
+        walked = walk(
+            cut_trie,
+            verified.choice.tokens,
+            num_places=places,
+            stop_token_ids=state.stop_token_ids,
+            remaining=state.remaining,
+            finish=state.finish,
+        )
+        choice = jax.tree.map(lambda x: jnp.take_along_axis(x, walked.nodes, axis=1), verified.choice)
+        # the next anchor is the target's token at the last node whose token was emitted
+        last = jnp.maximum(walked.num_emitted - 1, 0)
+        last_node = jnp.take_along_axis(walked.nodes, last[:, None], axis=1)[:, 0]
+        kept = retained
+        if config.retain != "none":
+            kept = retain(
+                cut_trie,
+                verified.choice.tokens,
+                verified.features,
+                last_node,
+                policy=config.retain,
+                max_offsets=config.max_offsets,
+            )
+        features = jnp.take_along_axis(verified.features, walked.nodes[:, :, None], axis=1)
+        is_shifted = jnp.take_along_axis(cut_trie.paths, last_node[:, None], axis=1)[:, 0] > 0
+        return walked, choice, gather(verified.keys_values, walked.nodes), features, kept, is_shifted
+
+    walked, choice, keys_values, features, kept, is_shifted = _smallest(config.node_buckets, jnp.max(num_nodes), verify_and_walk)
+    # P entries are written whatever was accepted: those past the new length are garbage that the next write covers
+    positions = state.lengths[:, None] + jnp.arange(places, dtype=jnp.int32)[None, :]
+    new_state = state._replace(
+        lengths=state.lengths + walked.num_emitted,
+        anchors=_next_anchor(choice, walked.num_emitted, state.anchors),
+        remaining=state.remaining - walked.num_emitted,
+        finish=walked.finish,
+        target_cache=write(state.target_cache, keys_values, state.lengths),
+        drafter_cache=write(state.drafter_cache, drafter.context_keys_values(features, positions), state.lengths),
+        retained=kept,
+    )
+    num_walked = jnp.sum(walked.nodes > 0, axis=1, dtype=jnp.int32)
+    return (
+        new_state,
+        emitted_tokens(choice, walked.num_emitted),
+        StepInfo(
+            emitted=None,
+            num_emitted=walked.num_emitted,
+            num_accepted=jnp.where(is_running, num_walked, 0),
+            num_nodes=num_nodes,
+            num_offsets=retained.counts,
+            num_attached=jnp.where(is_running, jnp.sum(drafted.sites[:, 1:] >= 0, axis=1, dtype=jnp.int32), 0),
+            num_dropped=jnp.where(is_running, trie.num_dropped, 0),
+            is_shifted=is_shifted & is_running,
+        ),
+    )
+
+
+def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitted, StepInfo]:
+    num_rows = state.lengths.shape[0]
+    noise = noise_ahead(state.keys, state.lengths + 1, state.sampling, num_places=1, vocab_size=target.config.vocab_size)
+    output = target(
+        state.anchors[:, None],
+        state.lengths[:, None],
+        prompt_mask(1),
+        committed=Committed(layers=state.target_cache, lengths=state.lengths),
+    )
+    choice = choose(target.logits(output.states), state.sampling, noise, jnp.zeros((num_rows, 1), jnp.int32))
+    num_emitted, finish = cut(
+        choice.tokens,
+        jnp.ones((num_rows,), jnp.int32),
+        stop_token_ids=state.stop_token_ids,
+        remaining=state.remaining,
+        finish=state.finish,
+    )
+    # a finished row writes zeros; that the write waits for the choice also tells XLA that every read came before it: no copy of a cache
+    keys_values = tuple(jnp.where(num_emitted[:, None, None, None] > 0, entries, 0) for entries in output.keys_values)
+    new_state = state._replace(
+        lengths=state.lengths + num_emitted,
+        anchors=_next_anchor(choice, num_emitted, state.anchors),
+        remaining=state.remaining - num_emitted,
+        finish=finish,
+        target_cache=write(state.target_cache, keys_values, state.lengths),
+    )
+    info = empty_info(num_rows)
+    return new_state, emitted_tokens(choice, num_emitted), info._replace(num_emitted=num_emitted, num_nodes=num_emitted)
+
+
+def _smallest(buckets: tuple[int, ...], needed: Int[Array, ""], branch):
+    """Run branch(size) for the smallest bucket that holds `needed`, picked on the device."""
+    if len(buckets) == 1:
+        return branch(buckets[0])
+    index = jnp.sum(needed > jnp.asarray(buckets[:-1], jnp.int32), dtype=jnp.int32)
+    return jax.lax.switch(index, [partial(branch, size) for size in buckets])
+
+
+def _next_anchor(choice: Choice, num_emitted: Int[Array, " B"], anchors: Int[Array, " B"]) -> Int[Array, " B"]:
+    last = jnp.take_along_axis(choice.tokens, jnp.maximum(num_emitted - 1, 0)[:, None], axis=1)[:, 0]
+    return jnp.where(num_emitted > 0, last, anchors)

@@ -1,0 +1,77 @@
+"""Small pairs in which drafts are never right, often right, or right by chance; one shape a family, so they share compilations.
+
+In: a family (llama, qwen3), a seed.
+Out: Models. Dimension 0 of every embedding holds one constant, so the sign of a norm's scale there says which token a head prefers.
+"""
+
+import jax.numpy as jnp
+import numpy as np
+from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_qwen3_config
+
+from reanchor_jax import checkpoint
+from reanchor_jax.models.drafter import Models
+
+BLOCK = 5
+FAVOURITE = 7  # token that dimension 0 speaks for
+_CONSTANT = 40.0
+
+
+def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> Models:
+    """A random pair. llama: two layers of full attention. qwen3: a sliding and a full layer in target and drafter, windows of 9 and 3."""
+    if family == "llama":
+        target = tiny_llama_config(num_hidden_layers=2, vocab_size=vocab_size)
+        drafter = tiny_drafter_config(
+            target, block_size=BLOCK, num_hidden_layers=1, layer_types=["full_attention"], target_layer_ids=[0, 1]
+        )
+    else:
+        kinds = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+        target = tiny_qwen3_config(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, sliding_window=9, **kinds)
+        drafter = tiny_drafter_config(target, block_size=BLOCK, target_layer_ids=[1], sliding_window=3, **kinds)
+    return random_models(target, drafter, seed=seed)
+
+
+def flat(models: Models, *, scale: float = 0.05) -> Models:
+    """Nearly uniform logits: at temperature 1 the noise decides, so coupled drafts are mostly right and any others by chance."""
+    values = checkpoint.leaves(models.target)
+    return models._replace(target=_with(models.target, {"head/kernel": scale * values["head/kernel"]}))
+
+
+def often_right(models: Models, *, logit: float = 2.5) -> Models:
+    """Target and drafter share a favourite token: many drafts are right, at temperature 0 too, and other tokens lie in between."""
+    return _with_favourite(models, target_logit=logit, drafter_logit=logit)
+
+
+def always_wrong(models: Models) -> Models:
+    """The drafter drafts the favourite and nothing else, and the target never emits it (odds below e^-100 a token at temperature 1)."""
+    return _with_favourite(models, target_logit=-200.0, drafter_logit=200.0)
+
+
+def _with_favourite(models: Models, *, target_logit: float, drafter_logit: float) -> Models:
+    width = models.target.config.width
+    values = checkpoint.leaves(models.target)
+    embedding, head = np.array(values["embedding/embedding"]), np.array(values["head/kernel"])
+    embedding[:, 0] = _CONSTANT
+    head[0], head[:, FAVOURITE] = 0, 0
+    head[0, FAVOURITE] = 1
+
+    def norms(module, logit):
+        """Scales for inputs that the constant dominates: the others are brought back to about 1, and the constant itself is cut out."""
+        scales = {name: np.array(scale) for name, scale in checkpoint.leaves(module).items() if name.endswith("norm/scale")}
+        for name, scale in scales.items():
+            if name.count("/") == 1 or name.endswith(("attention_norm/scale", "mlp_norm/scale")):
+                scale *= _CONSTANT
+                scale[0] = 0
+        scales["norm/scale"][0] = logit / np.sqrt(width)  # behind a norm, dimension 0 holds about sqrt(width)
+        return {name: jnp.asarray(scale) for name, scale in scales.items()}
+
+    changes = {"embedding/embedding": jnp.asarray(embedding), "head/kernel": jnp.asarray(head)}
+    return Models(
+        target=_with(models.target, changes | norms(models.target, target_logit)),
+        drafter=_with(models.drafter, norms(models.drafter, drafter_logit)),
+    )
+
+
+def _with(module, changes):
+    values = checkpoint.leaves(module)
+    assert changes.keys() <= values.keys()
+    return checkpoint.with_leaves(module, values | changes)
