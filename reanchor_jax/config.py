@@ -7,7 +7,7 @@ Source: transformers' Llama and Qwen3 configs; z-lab DFlash configs, old layout 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 RopeKind = Literal["default", "llama3", "yarn"]
@@ -261,13 +261,13 @@ class DecodeConfig:
 
     is_speculative: False means one target token a round and no drafter.
     retain: which rejected nodes' states condition shifted blocks in the next round.
-    max_offsets: most shifted blocks a round drafts; 0 means the plain chain.
-    num_nodes: trie capacity, anchor included; 0 means the block size.
+    max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (B-1 for a block of B; see `resolve`).
+    num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, else its square, at most 256.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
     cache_length: most tokens (prompt + generated) a row can hold.
     prefill_chunk: prompt tokens a prefill pass takes; a multiple of 64.
-    block_buckets, node_buckets: sizes at which a round's work is compiled; the smallest that fits all rows is picked on the device.
-        Empty means a default set. The largest must hold the whole: 1 + max_offsets blocks, num_nodes nodes.
+    block_buckets, node_buckets: numbers of blocks and nodes at which a round is compiled besides the full ones (1 + max_offsets blocks,
+        num_nodes nodes); the smallest that fits all rows is picked on the device. Each costs compile time and saves work in small rounds.
     """
 
     is_speculative: bool = True
@@ -277,8 +277,8 @@ class DecodeConfig:
     draft_choice: DraftChoice = "argmax"
     cache_length: int = 1024
     prefill_chunk: int = 64
-    block_buckets: tuple[int, ...] = ()
-    node_buckets: tuple[int, ...] = ()
+    block_buckets: tuple[int, ...] = (1, 4, 16)
+    node_buckets: tuple[int, ...] = (16, 64)
 
     def __post_init__(self):
         if self.retain not in RETAIN_POLICIES:
@@ -289,18 +289,18 @@ class DecodeConfig:
             raise ValueError(f"max_offsets must be 0 or more; got {self.max_offsets}.")
         if self.max_offsets and self.retain == "none":
             raise ValueError(f"max_offsets ({self.max_offsets}) needs retained states; set retain to baseline, deepest or both.")
-        if self.retain != "none" and not self.max_offsets:
-            raise ValueError(f"retain={self.retain!r} needs max_offsets of at least 1; got 0.")
-        if not self.is_speculative and (self.max_offsets or self.num_nodes):
-            raise ValueError("a config with is_speculative=False takes neither max_offsets nor num_nodes; leave them out.")
+        if self.num_nodes < 0:
+            raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
+        if not self.is_speculative and (self.retain != "none" or self.num_nodes):
+            raise ValueError("a config with is_speculative=False takes neither retain nor num_nodes; leave them out.")
         if self.cache_length < 1:
             raise ValueError(f"cache_length must be at least 1; got {self.cache_length}.")
         if self.prefill_chunk < 1 or self.prefill_chunk % CACHE_CHUNK:
             raise ValueError(f"prefill_chunk must be a positive multiple of {CACHE_CHUNK}; got {self.prefill_chunk}.")
-        for name, largest in (("block_buckets", 1 + self.max_offsets), ("node_buckets", self.num_nodes)):
+        for name in ("block_buckets", "node_buckets"):
             buckets = getattr(self, name)
-            if buckets and (buckets[0] < 1 or list(buckets) != sorted(set(buckets)) or largest not in (0, buckets[-1])):
-                raise ValueError(f"{name} must rise strictly and end at {largest}; got {buckets}.")
+            if not isinstance(buckets, tuple) or (buckets and buckets[0] < 1) or list(buckets) != sorted(set(buckets)):
+                raise ValueError(f"{name} must be a tuple of strictly rising positive numbers; got {buckets!r}.")
 
     @classmethod
     def autoregressive(cls, **overrides) -> "DecodeConfig":
@@ -314,24 +314,26 @@ class DecodeConfig:
 
     @classmethod
     def reanchor(cls, **overrides) -> "DecodeConfig":
-        """The paper's ReAnchor: baseline states retained, earliest match, every offset of a block of 16. Defaults hold every node."""
-        retain = overrides.get("retain", "baseline")
-        offsets = {"none": 0, "baseline": 15, "deepest": 30, "both": 45}.get(retain, 1)
-        return cls(**{"retain": retain, "max_offsets": offsets, "num_nodes": 256 if offsets else 0, **overrides})
+        """The paper's ReAnchor: states of the rejected baseline are retained, and every one of them drafts a shifted block."""
+        return cls(**{"retain": "baseline", **overrides})
 
     def resolve(self, block_size: int) -> "DecodeConfig":
-        """Fill what depends on the drafter's block size. Raises ValueError if num_nodes cannot hold the baseline block."""
-        nodes = self.num_nodes or block_size
+        """Fill what depends on the drafter's block size B; a resolved config resolves to itself.
+
+        A policy retains at most B-1 nodes (`baseline`), 2B-2 (`deepest`) or 3B-3 (`both`).
+        Raises ValueError if num_nodes cannot hold the baseline block.
+        """
+        chains = {"none": 0, "baseline": 1, "deepest": 2, "both": 3}[self.retain]
+        offsets = self.max_offsets or chains * (block_size - 1)
+        nodes = self.num_nodes or (max(min(block_size**2, 256), block_size) if offsets else block_size)
         if nodes < block_size:
             raise ValueError(f"num_nodes ({nodes}) must hold the baseline block of {block_size} tokens; raise it to at least {block_size}.")
-        blocks = 1 + self.max_offsets
-        return DecodeConfig(
-            **{
-                **self.__dict__,
-                "num_nodes": nodes,
-                "block_buckets": self.block_buckets or _buckets(blocks, (1, 4, 16)),
-                "node_buckets": self.node_buckets or _buckets(nodes, (block_size, 64)),
-            }
+        return replace(
+            self,
+            max_offsets=offsets,
+            num_nodes=nodes,
+            block_buckets=_with_full(self.block_buckets, 1 + offsets),
+            node_buckets=_with_full(self.node_buckets, nodes),
         )
 
 
@@ -401,5 +403,5 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     return magnitude(1.0)
 
 
-def _buckets(largest: int, sizes: Sequence[int]) -> tuple[int, ...]:
-    return (*(size for size in sizes if size < largest), largest)
+def _with_full(buckets: tuple[int, ...], full: int) -> tuple[int, ...]:
+    return (*(size for size in buckets if size < full), full)
