@@ -128,9 +128,9 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
 
 
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1; got {value}")
+    value = int(text) if text.strip().lstrip("+-").isdecimal() else None
+    if value is None or value < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text}")
     return value
 
 

@@ -20,8 +20,10 @@ from reanchor_jax.arguments import make_parser, read_fields
 from reanchor_jax.bench import compare, demo, methods, tables
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import DecodeConfig, check_pair
-from reanchor_jax.convert import __main__ as convert_command
-from reanchor_jax.convert.engine import convert
+
+# convert/ is a package of its own until it is installed, so a type checker may not find it
+from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
+from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
@@ -43,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue] - a terminal without the histogram's bars
     try:
-        args = make_parser(
-            {"demo": _demo, "generate": _generate, "bench": _bench, "convert": convert_command.run, "train": _train, "inspect": _inspect},
-            convert_command.add_arguments,
-        ).parse_args(arguments)
+        args = make_parser(COMMANDS, convert_command.add_arguments).parse_args(arguments)
         args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
@@ -218,6 +217,9 @@ def _load(args: argparse.Namespace, *, with_drafter: bool = True) -> Loaded:
         return Loaded(Path(args.pair).resolve().name, models, load_tokenizer(directory))
     directory = Path(args.target)
     sources = [directory, *([] if drafter is None else [Path(drafter)])]
+    missing = [source for source in sources if not source.is_dir()]
+    if missing:
+        raise FileNotFoundError(f"{missing[0]} is not a directory; give the directory of a model.")
     is_ours = [checkpoint.is_directory_of_ours(source) for source in sources]
     if all(is_ours):
         models = checkpoint.load(directory, dtype=dtype)._replace(drafter=None)
@@ -265,3 +267,6 @@ def _write(path: str, text: str) -> None:
 
 def _to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+COMMANDS = {"demo": _demo, "generate": _generate, "bench": _bench, "convert": convert_command.run, "train": _train, "inspect": _inspect}

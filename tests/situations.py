@@ -1,19 +1,21 @@
 """Small pairs in which drafts are never right, often right, or right by chance; one shape a family, so they share compilations.
 
 In: a family (llama, qwen3), a seed.
-Out: Models. Dimension 0 of every embedding holds one constant, so the sign of a norm's scale there says which token a head prefers.
+Out: Models, prompts, and configs with a single bucket each (every further bucket takes seconds to compile).
+    Dimension 0 of every embedding holds one constant, so the sign of a norm's scale there says which token a head prefers.
 """
 
 import jax.numpy as jnp
 import numpy as np
 from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_qwen3_config
 
-from reanchor_jax import checkpoint
+from reanchor_jax import DecodeConfig, checkpoint
 from reanchor_jax.models.drafter import Models
 
 BLOCK = 5
 FAVOURITE = 7  # token that dimension 0 speaks for
-_CONSTANT = 40.0
+CACHE_LENGTH = 64
+_CONSTANT = 1000.0
 
 
 def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> Models:
@@ -30,13 +32,30 @@ def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> M
     return random_models(target, drafter, seed=seed)
 
 
+def small_config(retain: str, draft_choice: str) -> DecodeConfig:
+    """A speculative config with few blocks and nodes; `both` has less room than it could use, so it drops nodes and offsets."""
+    if retain == "none":
+        return DecodeConfig.dflash(draft_choice=draft_choice, cache_length=CACHE_LENGTH)
+    offsets = {"baseline": BLOCK - 1, "deepest": 2 * BLOCK - 2, "both": 2 * BLOCK - 3}[retain]
+    nodes = 5 * BLOCK
+    return DecodeConfig.reanchor(
+        retain=retain,
+        draft_choice=draft_choice,
+        cache_length=CACHE_LENGTH,
+        max_offsets=offsets,
+        num_nodes=nodes,
+        block_buckets=(1 + offsets,),
+        node_buckets=(nodes,),
+    )
+
+
 def flat(models: Models, *, scale: float = 0.05) -> Models:
     """Nearly uniform logits: at temperature 1 the noise decides, so coupled drafts are mostly right and any others by chance."""
     values = checkpoint.leaves(models.target)
     return models._replace(target=_with(models.target, {"head/kernel": scale * values["head/kernel"]}))
 
 
-def often_right(models: Models, *, logit: float = 2.5) -> Models:
+def often_right(models: Models, *, logit: float = 6.0) -> Models:
     """Target and drafter share a favourite token: many drafts are right, at temperature 0 too, and other tokens lie in between."""
     return _with_favourite(models, target_logit=logit, drafter_logit=logit)
 
@@ -50,24 +69,27 @@ def _with_favourite(models: Models, *, target_logit: float, drafter_logit: float
     width = models.target.config.width
     values = checkpoint.leaves(models.target)
     embedding, head = np.array(values["embedding/embedding"]), np.array(values["head/kernel"])
+    embedding *= np.sqrt(width)  # about 1, as in the streams of the layers
     embedding[:, 0] = _CONSTANT
     head[0], head[:, FAVOURITE] = 0, 0
     head[0, FAVOURITE] = 1
 
     def norms(module, logit):
-        """Scales for inputs that the constant dominates: the others are brought back to about 1, and the constant itself is cut out."""
-        scales = {name: np.array(scale) for name, scale in checkpoint.leaves(module).items() if name.endswith("norm/scale")}
-        for name, scale in scales.items():
-            if name.count("/") == 1 or name.endswith(("attention_norm/scale", "mlp_norm/scale")):
-                scale *= _CONSTANT
-                scale[0] = 0
+        """Scales behind streams that the constant dominates: the others are brought back to their size, the constant itself is cut out."""
+        scales = {}
+        for name, scale in checkpoint.leaves(module).items():
+            if name == "norm/scale" or name.endswith(("attention_norm/scale", "mlp_norm/scale")):
+                scales[name] = np.array(scale) * np.float32(_CONSTANT / np.sqrt(width))
+                scales[name][0] = 0
         scales["norm/scale"][0] = logit / np.sqrt(width)  # behind a norm, dimension 0 holds about sqrt(width)
         return {name: jnp.asarray(scale) for name, scale in scales.items()}
 
+    fusion = np.array(checkpoint.leaves(models.drafter)["fusion/kernel"])
+    fusion[::width] = 0
     changes = {"embedding/embedding": jnp.asarray(embedding), "head/kernel": jnp.asarray(head)}
     return Models(
         target=_with(models.target, changes | norms(models.target, target_logit)),
-        drafter=_with(models.drafter, norms(models.drafter, drafter_logit)),
+        drafter=_with(models.drafter, {"fusion/kernel": jnp.asarray(fusion)} | norms(models.drafter, drafter_logit)),
     )
 
 
@@ -75,3 +97,11 @@ def _with(module, changes):
     values = checkpoint.leaves(module)
     assert changes.keys() <= values.keys()
     return checkpoint.with_leaves(module, values | changes)
+
+
+def prompts(num_rows: int, *, seed: int = 0, vocab_size: int = 61, longest: int = 20) -> tuple[np.ndarray, np.ndarray]:
+    """Right-padded prompts of 1..longest tokens, and their lengths."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, longest + 1, size=num_rows).astype(np.int32)
+    tokens = rng.integers(vocab_size, size=(num_rows, longest)).astype(np.int32)
+    return np.where(np.arange(longest)[None] < lengths[:, None], tokens, 0), lengths

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
 from reanchor_jax.bench.methods import Outcome, Request, begin, outcomes, run_rounds, step_info
@@ -26,6 +27,7 @@ from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
 
 BASELINE = "autoregressive"
@@ -139,14 +141,19 @@ def top2_margin(models: Models, ids: Sequence[int], index: int, *, request: Requ
     """By how much the target's first choice behind ids beats its second; index: of the prompt, whose noise it is."""
     tokens = jnp.asarray([ids], jnp.int32)
     positions = jnp.arange(len(ids), dtype=jnp.int32)[None]
-    states = models.target(tokens, positions, prompt_mask(len(ids))).states[:, -1:]
-    scores = models.target.logits(states).astype(jnp.float32)
+    scores = _last_logits(models.target, tokens, positions)
     if request.temperature > 0:
         keys = row_keys(jax.random.fold_in(jax.random.key(request.seed), index)[None], 1)
         noise = position_noise(keys, jnp.asarray([[len(ids)]], jnp.int32), vocab_size=scores.shape[-1])
         scores = filter_logits(scores, request.sampling(1)) + noise
     top, _ = jax.lax.top_k(scores[0, 0], 2)
     return float(top[0] - top[1]) if np.isfinite(top[1]) else float(np.finfo(np.float32).max)
+
+
+@jax.jit
+def _last_logits(target: Target, tokens: Int[Array, "1 T"], positions: Int[Array, "1 T"]) -> Float[Array, "1 1 V"]:
+    states = target(tokens, positions, prompt_mask(tokens.shape[1])).states[:, -1:]
+    return target.logits(states).astype(jnp.float32)
 
 
 def environment(models: Models) -> dict[str, Any]:

@@ -27,6 +27,7 @@ _PROMPTS = (
     "In the garden there was",
     "It was a sunny day and",
 )
+_STORY_METHOD = "reanchor"
 _METHODS = ("autoregressive", "dflash", "reanchor")
 _NEW_TOKENS = 200
 _COLORS = ("\033[36m", "\033[33m")  # cyan and yellow: readable on dark and light
@@ -49,7 +50,7 @@ def run(name_or_directory: str) -> dict[str, Any]:
     request = Request(max_new_tokens=_NEW_TOKENS, stop_token_ids=models.target.config.eos_token_ids)
     prompts = [encode(tokenizer, text) for text in _PROMPTS]
     configs = {name: methods.method_config(name, models, prompts, request=request) for name in _METHODS}
-    _tell_story(models, tokenizer, prompts, configs["reanchor"], request)
+    _tell_story(models, tokenizer, prompts, configs[_STORY_METHOD], request)
 
     print(f"\nThe same on {len(prompts)} prompts, greedy, up to {_NEW_TOKENS} tokens each, methods taking turns:", flush=True)
     runs = compare.compare(models, prompts, configs, request=request)
@@ -75,7 +76,7 @@ def run(name_or_directory: str) -> dict[str, Any]:
 def _tell_story(models: Models, tokenizer: Any, prompts: list[list[int]], config: DecodeConfig, request: Request) -> None:
     """Print the first prompt's continuation as it is decoded; each target pass has its own colour."""
     is_colored = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    print("compiling a round of reanchor ...", file=sys.stderr, flush=True)
+    print(f"compiling a round of {_STORY_METHOD} ...", file=sys.stderr, flush=True)
     seen: list[Outcome] = []
 
     def new_tokens() -> Iterator[list[int]]:
@@ -89,7 +90,7 @@ def _tell_story(models: Models, tokenizer: Any, prompts: list[list[int]], config
         print(f"{_COLORS[len(seen) % 2]}{piece}{_PLAIN}" if is_colored else piece, end="", flush=True)
     counts = seen[-1].rounds["num_emitted"]
     shade = "; a change of colour is a new pass" if is_colored else ""
-    print(f"\n[{len(seen[-1].tokens)} tokens by reanchor in {len(counts)} target passes{shade}]")
+    print(f"\n[{len(seen[-1].tokens)} tokens by {_STORY_METHOD} in {len(counts)} target passes{shade}]")
 
 
 def _num_parameters(module: Any) -> int:

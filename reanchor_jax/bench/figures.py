@@ -34,7 +34,7 @@ _MARGIN = 0.1
 class _Layout(NamedTuple):
     """Where a trie is drawn. Nodes are numbered as in the trie; a bonus comes last.
 
-    tokens, parents, depths, rows: of each node. labels: its text.
+    parents, depths, rows: of each node. labels: its text.
     left, width: of each column (a depth), inches.
     """
 
@@ -79,7 +79,7 @@ def draw_trie(
     above = max([0, *map(len, attached.values())]) * _LINE + 3 * _MARGIN + 0.25
     names_width = max(len(name) for name in path_names) * _SMALL * _CHARACTER
     size = (float(layout.left[-1] + layout.width[-1]) + _GAP + names_width + _MARGIN, above + height * (1 + max(layout.rows)) + 0.45)
-    figure = Figure(figsize=size, dpi=110, facecolor="white")
+    figure = Figure(figsize=size, dpi=100, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, size[0]), ylim=(size[1] - above, -above))  # y grows downwards; the baseline's row is at 0
     axes.set_axis_off()
@@ -92,13 +92,14 @@ def draw_trie(
         _draw_edge(axes, layout, y, node, colour=colour, is_thick=is_taken, is_dashed=is_bonus)
     for node, label in enumerate(layout.labels):
         is_bonus = node >= num_nodes
-        _draw_node(axes, layout, y[node], node, label, _BONUS if is_bonus else _colours(paths[node]), node in accepted, is_bonus)
+        colours = _BONUS if is_bonus else _colours(paths[node])
+        _draw_box(axes, _middle(layout, node), y[node], label, colours, is_filled=node in accepted, is_dashed=is_bonus)
         if node < len(answers):
             axes.text(_middle(layout, node), y[node] + _BOX_HEIGHT / 2 + 0.02, answers[node], **_text(_SMALL, _GREY), ha="center", va="top")
     for node in _ends(layout):
-        owner = node if node < num_nodes else layout.parents[node]
         x = layout.left[layout.depths[node]] + layout.width[layout.depths[node]] + 0.06
-        axes.text(x, y[node], path_names[paths[owner]], **_text(_SMALL, _colours(paths[owner])[1]), va="center")
+        name, colour = ("bonus", _BONUS[1]) if node >= num_nodes else (path_names[paths[node]], _colours(paths[node])[1])
+        axes.text(x, y[node], name, **_text(_SMALL, colour), va="center")
     for site, names in attached.items():
         x = layout.left[site] + layout.width[site] / 2
         axes.text(x, y[0] - _BOX_HEIGHT / 2 - 0.02, "\n".join([*names, "▼"]), **_text(_SMALL, _SHIFTED[1]), ha="center", va="bottom")
@@ -130,10 +131,9 @@ def _lay_out(trie: Trie, labels: Callable[[int], str], answers: list[str], accep
     texts = [labels(token) for token in tokens]
     if accepted:
         parents, depths, texts = [*parents, accepted[-1]], [*depths, depths[accepted[-1]] + 1], [*texts, answers[accepted[-1]]]
-    columns = max(depths) + 1
-    width = np.full((columns,), 0.16)
+    width = np.zeros((max(depths) + 1,))
     for depth, text in zip(depths, texts, strict=True):
-        width[depth] = max(width[depth], len(text) * _FONT * _CHARACTER + 2 * _PADDING)
+        width[depth] = max(width[depth], _box_width(text))
     for depth, text in zip(depths, answers, strict=False):
         width[depth] = max(width[depth], len(text) * _SMALL * _CHARACTER)
     left = _MARGIN + np.concatenate([[0.0], np.cumsum(width + _GAP)[:-1]])
@@ -200,12 +200,6 @@ def _draw_edge(axes: "Axes", layout: _Layout, y: list[float], node: int, *, colo
         solid_joinstyle="round",
         zorder=2 if is_thick else 1,
     )
-
-
-def _draw_node(
-    axes: "Axes", layout: _Layout, y: float, node: int, label: str, colours: tuple[str, str], is_taken: bool, is_bonus: bool
-) -> None:
-    _draw_box(axes, _middle(layout, node), y, label, colours, is_filled=is_taken, is_dashed=is_bonus)
 
 
 def _draw_box(

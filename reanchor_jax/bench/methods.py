@@ -185,7 +185,7 @@ def stream(models: Models, prompts: Sequence[Sequence[int]], index: int, *, conf
 
 def step_info(outcome: Outcome) -> StepInfo:
     """The outcome's rounds as a stacked StepInfo of one row, [rounds 1]."""
-    return StepInfo(emitted=None, **{name: np.asarray(outcome.rounds[name], int)[:, None] for name in ROUND_FIELDS})
+    return StepInfo(emitted=None, **{name: jnp.asarray(outcome.rounds[name], jnp.int32)[:, None] for name in ROUND_FIELDS})
 
 
 @partial(jax.jit, static_argnames=("config", "max_new_tokens", "stop_token_ids"))

@@ -25,7 +25,7 @@ class LossInfo(NamedTuple):
 
 def tapped_states(target: Target, tokens: Int[Array, "B S"], target_layer_ids: tuple[int, ...]) -> Float[Array, "B S ED"]:
     """Tapped target states of whole sequences; no gradient flows into them."""
-    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape)
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     output = target(tokens, positions, prompt_mask(tokens.shape[1]), target_layer_ids=target_layer_ids)
     return jax.lax.stop_gradient(output.taps)
 
@@ -41,10 +41,10 @@ def packed_block_states(
     config = drafter.config
     num_rows, num_blocks = anchors.shape
     length = tokens.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32), tokens.shape)
+    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
     context = drafter.context_keys_values(drafter.features(taps), positions)
     reach = max(length if layer.window is None else min(layer.window - 1, length) for layer in config.layers)
-    entries = anchors[:, :, None] - reach + jnp.arange(reach, dtype=jnp.int32)
+    entries = anchors[:, :, None] - reach + jnp.arange(reach, dtype=jnp.int32)[None, None]
 
     def before(keys_values: Float[Array, "B 2G S A"]) -> Float[Array, "BC 2G W A"]:
         padded = jnp.pad(keys_values, ((0, 0), (0, 0), (reach, 0), (0, 0)))
@@ -55,7 +55,7 @@ def packed_block_states(
         taken = jax.vmap(jax.vmap(take, (None, 0)))(padded, anchors)
         return taken.reshape(num_rows * num_blocks, *taken.shape[2:])
 
-    slots = jnp.arange(config.block_size, dtype=jnp.int32)
+    slots = jnp.arange(config.block_size, dtype=jnp.int32)[None]
     first = jnp.take_along_axis(tokens, anchors, axis=1).reshape(-1, 1)
     block_tokens = jnp.where(slots == 0, first, config.mask_token_id)
     states = drafter.block_states(
@@ -83,13 +83,13 @@ def dflash_loss(
     taps = tapped_states(target, tokens, config.target_layer_ids)
     states = packed_block_states(drafter, target, taps, tokens, anchors)[:, :, 1:]
     logits = target.logits(states).astype(jnp.float32)
-    ahead = jnp.arange(1, config.block_size, dtype=jnp.int32)
+    ahead = jnp.arange(1, config.block_size, dtype=jnp.int32)[None, None]
     places = anchors[:, :, None] + ahead
     is_inside = places < tokens.shape[1]
     labels = jnp.take_along_axis(tokens, jnp.minimum(places, tokens.shape[1] - 1).reshape(tokens.shape[0], -1), axis=1).reshape(
         places.shape
     )
-    weights = jnp.where(is_inside, jnp.exp(-(ahead - 1.0) / decay), 0.0)
+    weights = jnp.where(is_inside, jnp.exp((1.0 - ahead.astype(jnp.float32)) / decay), 0.0)
     log_probs = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)[..., 0]
     loss = -jnp.sum(weights * log_probs) / jnp.maximum(jnp.sum(weights), 1.0)
     is_hit = (argmax(logits) == labels) & is_inside

@@ -92,7 +92,7 @@ def train(
     out.mkdir(parents=True, exist_ok=True)
     _check_same_run(out / "train_config.json", config)
     optimizer = _optimizer(config)
-    weights = checkpoint.leaves(drafter)
+    weights = {name: jnp.copy(value) for name, value in checkpoint.leaves(drafter).items()}  # the caller's own would be donated
     state = {"weights": weights, "optimizer": optimizer.init(weights)}
 
     @partial(jax.jit, donate_argnums=0)

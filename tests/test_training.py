@@ -1,0 +1,226 @@
+"""Training: packed blocks equal decoding, the loss equals a slow oracle, a resumed run equals an uninterrupted one."""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_models
+
+from reanchor_jax import checkpoint
+from reanchor_jax.cache import Committed, init_cache, write
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.training.losses import dflash_loss, packed_block_states, tapped_states
+from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
+from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train
+
+LENGTH = 23
+TAPPED = jax.jit(tapped_states, static_argnums=2)
+PACKED = jax.jit(packed_block_states)
+SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 6}
+SHAPES = {
+    "full": {},
+    "sliding, causal in the block": SLIDING,
+    "sliding, both ways in the block": {**SLIDING, "is_causal": False},
+    "one layer of each": {**SLIDING, "layer_types": ["sliding_attention", "full_attention"]},
+}
+
+
+def pair(shape: str) -> Models:
+    target = tiny_llama_config()
+    return random_models(target, tiny_drafter_config(target, **SHAPES[shape]), seed=3)
+
+
+def sequences(models: Models, rows: int, seed: int = 0) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).integers(models.target.config.vocab_size, size=(rows, LENGTH)), jnp.int32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_packed_blocks_equal_the_blocks_that_decoding_runs_from_the_same_anchor(shape):
+    models = pair(shape)
+    target, drafter = models
+    tokens = sequences(models, 2)
+    anchors = jnp.asarray([[1, 9, 16], [4, 12, 15]], jnp.int32)
+    taps = TAPPED(target, tokens, drafter.config.target_layer_ids)
+    packed = PACKED(drafter, target, taps, tokens, anchors)
+
+    @jax.jit
+    def decode(target, drafter, taps, anchors):
+        positions = jnp.broadcast_to(jnp.arange(LENGTH, dtype=jnp.int32)[None], tokens.shape)
+        empty = init_cache(drafter.config.layers, num_rows=2, num_slots=64, dtype=jnp.float32)
+        context = drafter.context_keys_values(drafter.features(taps), positions)
+        cache = write(empty, context, jnp.zeros((2,), jnp.int32))
+        slots = jnp.arange(drafter.config.block_size, dtype=jnp.int32)[None]
+        first = jnp.take_along_axis(tokens, anchors[:, None], axis=1)
+        block = jnp.where(slots == 0, first, drafter.config.mask_token_id)
+        committed = Committed(layers=cache, lengths=anchors)
+        return drafter.block_states(target.embedding(block), anchors[:, None] + slots, committed=committed)
+
+    for column in range(anchors.shape[1]):
+        np.testing.assert_allclose(packed[:, column], decode(target, drafter, taps, anchors[:, column]), atol=2e-5)
+
+
+def test_the_loss_equals_a_loop_over_anchors_and_slots():
+    models = pair("sliding, both ways in the block")
+    target, drafter = models
+    tokens = sequences(models, 2, seed=1)
+    anchors = jnp.asarray([[2, 20], [11, 17]], jnp.int32)  # two of the blocks reach past the end
+    decay = 3.0
+    loss, info = jax.jit(lambda *arrays: dflash_loss(*arrays, decay=decay))(drafter, target, tokens, anchors)
+
+    taps = TAPPED(target, tokens, drafter.config.target_layer_ids)
+    logits = np.asarray(target.logits(PACKED(drafter, target, taps, tokens, anchors)), np.float64)
+    total, weights, hits = 0.0, 0.0, {}
+    for row in range(2):
+        for column in range(2):
+            for slot in range(1, drafter.config.block_size):
+                place = int(anchors[row, column]) + slot
+                if place >= LENGTH:
+                    continue
+                scores, label = logits[row, column, slot], int(tokens[row, place])
+                weight = np.exp(-(slot - 1) / decay)
+                total += weight * (np.log(np.exp(scores).sum()) - scores[label])
+                weights += weight
+                hits.setdefault(slot, []).append(np.argmax(scores) == label)
+    assert float(loss) == pytest.approx(total / weights, rel=1e-5)
+    np.testing.assert_allclose(info.hit_rates, [np.mean(hits[slot]) for slot in range(1, drafter.config.block_size)], atol=1e-6)
+
+
+def test_the_loss_gives_no_gradient_for_what_lies_after_an_anchor_or_in_the_target():
+    models = pair("full")
+    tokens = sequences(models, 1)
+    anchors = jnp.asarray([[5]], jnp.int32)
+    taps = TAPPED(models.target, tokens, models.drafter.config.target_layer_ids)
+    gradient = jax.jit(jax.grad(lambda taps: packed_block_states(models.drafter, models.target, taps, tokens, anchors).sum()))(taps)
+    assert np.abs(gradient[0, :5]).min(axis=-1).max() > 0
+    assert not np.asarray(gradient[0, 5:]).any()
+    of_target = jax.jit(jax.grad(lambda target: dflash_loss(models.drafter, target, tokens, anchors, decay=3.0)[0]))(models.target)
+    assert not np.asarray(checkpoint.leaves(of_target)["layers/0/attention/query/kernel"]).any()
+
+
+def test_a_step_draws_the_same_batch_whenever_it_is_run_and_anchors_leave_room_for_a_block():
+    rng = np.random.default_rng(0)
+    rollouts = Rollouts(tokens=rng.integers(61, size=(9, LENGTH)).astype(np.int32), starts=rng.integers(1, LENGTH - 1, size=9))
+    config = TrainConfig(num_steps=5, batch_size=7, num_anchors=11)
+    tokens, anchors = draw_batch(rollouts, config=config, block_size=7, step=3)
+    again = draw_batch(rollouts, config=config, block_size=7, step=3)
+    assert np.array_equal(tokens, again[0])
+    assert np.array_equal(anchors, again[1])
+    other = draw_batch(rollouts, config=config, block_size=7, step=4)
+    assert not np.array_equal(anchors, other[1])
+    starts = {row.tobytes(): start for row, start in zip(rollouts.tokens, rollouts.starts, strict=True)}
+    first = np.asarray([starts[row.tobytes()] for row in tokens])
+    assert (anchors >= np.minimum(first, LENGTH - 7)[:, None]).all()
+    assert (anchors <= LENGTH - 7).all()
+
+
+@pytest.fixture
+def as_optax_promotes():
+    """optax mixes step counts with floats, which strict promotion refuses."""
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+
+
+@pytest.mark.usefixtures("as_optax_promotes")
+@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns(tmp_path, optimizer):
+    models = tiny_models(5)
+    rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
+    fresh = init_drafter(models.drafter.config, models.target, seed=1)
+    config = TrainConfig(
+        num_steps=6, batch_size=3, num_anchors=4, optimizer=optimizer, learning_rate=0.01, num_warmup=1, checkpoint_steps=4, evaluation_steps=3
+    )
+
+    def run(out, evaluate=None):
+        return checkpoint.leaves(train(fresh, models.target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=False))
+
+    whole = run(tmp_path / "whole")
+
+    class Stop(Exception):
+        pass
+
+    calls = []
+
+    def stop_at_second(drafter):
+        calls.append(1)
+        if len(calls) == 2:
+            raise Stop
+        return {"tau": 1.0}
+
+    with pytest.raises(Stop):
+        run(tmp_path / "broken", evaluate=stop_at_second)
+    resumed = run(tmp_path / "broken")
+    assert whole.keys() == resumed.keys()
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, resumed[name], err_msg=name)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "whole" / "log.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.usefixtures("as_optax_promotes")
+def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path):
+    models = tiny_models(5)
+    rollouts = Rollouts(tokens=np.zeros((2, LENGTH), np.int32), starts=np.full((2,), 2))
+    train(models.drafter, models.target, rollouts, config=TrainConfig(num_steps=1, batch_size=2), out=tmp_path, show_progress=False)
+    other = TrainConfig(num_steps=1, batch_size=2, learning_rate=0.5)
+    with pytest.raises(ValueError, match=r"other settings \(learning_rate\)"):
+        train(models.drafter, models.target, rollouts, config=other, out=tmp_path, show_progress=False)
+
+
+def test_sequences_too_short_for_a_block_are_refused(tmp_path):
+    models = tiny_models(5)
+    rollouts = Rollouts(tokens=np.zeros((2, 8), np.int32), starts=np.ones((2,), np.int64))
+    with pytest.raises(ValueError, match="8 tokens are too short for blocks of 7"):
+        train(models.drafter, models.target, rollouts, config=TrainConfig(num_steps=1), out=tmp_path, show_progress=False)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("num_steps", 0, "num_steps must be at least 1"),
+        ("decay", 0.0, "decay must be more than 0"),
+        ("optimizer", "sgd", "adamw or muon"),
+    ],
+)
+def test_bad_training_settings_are_refused_by_name(field, value, message):
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(**{"num_steps": 3, field: value})
+
+
+def test_rollouts_continue_each_prompt_as_the_target_does():
+    models = tiny_models(2, with_drafter=False)
+    prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5]]
+    rollouts = roll_out(models.target, prompts, length=12, temperatures=[0.0, 0.0, 0.0], seed=0, num_rows=2, show_progress=False)
+    assert rollouts.starts.tolist() == [3, 1, 5]
+    for prompt, tokens in zip(prompts, rollouts.tokens, strict=True):
+        assert tokens[: len(prompt)].tolist() == prompt
+        positions = jnp.arange(12, dtype=jnp.int32)[None]
+        output = models.target(jnp.asarray(tokens)[None], positions, jnp.tril(jnp.ones((1, 12, 12), bool)))
+        greedy = np.argmax(models.target.logits(output.states)[0], axis=-1)
+        assert tokens[len(prompt) :].tolist() == greedy[len(prompt) - 1 : -1].tolist()
+
+
+def test_mixed_rollouts_hold_texts_and_the_targets_own_beginnings():
+    models = tiny_models(2, with_drafter=False)
+    texts = [[7] * 20, [8] * 30]
+    rollouts = mixed_rollouts(
+        models.target, texts, count=8, length=24, longest_prompt=10, own_prefix_rate=0.5, sampled_rate=0.5, seed=0, show_progress=False
+    )
+    assert rollouts.tokens.shape == (8, 24)
+    from_texts = [row[:start].tolist() in ([7] * start, [8] * start) for row, start in zip(rollouts.tokens, rollouts.starts, strict=True)]
+    assert from_texts[:4] == [True] * 4
+    assert set(rollouts.tokens[4:, 0].tolist()) <= {7, 8}
+
+
+def test_prompts_are_beginnings_of_long_enough_texts():
+    prompts = cut_prompts([[1] * 3, list(range(40))], count=20, shortest=5, longest=9, seed=1)
+    assert all(prompt == list(range(len(prompt))) and 5 <= len(prompt) <= 9 for prompt in prompts)
+    with pytest.raises(ValueError, match="no text has 50 tokens"):
+        cut_prompts([[1] * 3], count=1, shortest=50, longest=60, seed=0)
+
+
+def test_an_empty_prompt_is_refused_by_its_index():
+    models = tiny_models(2, with_drafter=False)
+    with pytest.raises(ValueError, match="prompt 1 has 0 tokens"):
+        roll_out(models.target, [[1], []], length=9, temperatures=[0.0, 0.0], seed=0)
