@@ -107,7 +107,9 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retain", choices=RETAIN_POLICIES[1:], help="states the method reanchor reuses (default: baseline, the paper's)")
-    parser.add_argument("--num-nodes", metavar="N", type=_positive, help="trie nodes of reanchor methods (default: 256)")
+    parser.add_argument(
+        "--num-nodes", metavar="N", type=_positive, help="trie nodes of reanchor methods (default: block size squared, at most 256)"
+    )
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
     parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")

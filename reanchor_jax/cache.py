@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Float, Int
 
 from reanchor_jax.config import LayerConfig
@@ -37,7 +38,12 @@ def write(cache: KVCache, keys_values: tuple[Float[Array, "B 2G T A"], ...], sta
     def write_row(buffer, entries, start):
         return jax.lax.dynamic_update_slice(buffer, entries, (0, start, 0))
 
-    return tuple(jax.vmap(write_row)(buffer, entries, starts) for buffer, entries in zip(cache, keys_values, strict=True))
+    # without it, entries that come out of a switch in another layout make XLA copy the whole buffer into theirs and back, every round
+    row_major = Layout(major_to_minor=(0, 1, 2, 3))
+    return tuple(
+        jax.vmap(write_row)(buffer, with_layout_constraint(entries, row_major), starts)
+        for buffer, entries in zip(cache, keys_values, strict=True)
+    )
 
 
 def gather(keys_values: tuple[Float[Array, "B 2G N A"], ...], indices: Int[Array, "B P"]) -> tuple[Float[Array, "B 2G P A"], ...]:

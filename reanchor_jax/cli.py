@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
 from reanchor_jax.bench import compare, demo, methods, tables
@@ -46,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue] - a terminal without the histogram's bars
     try:
         args = make_parser(COMMANDS, convert_command.add_arguments).parse_args(arguments)
-        args.run(args)
+        # float32 is to mean float32: in TF32 a wide pass and a one-token pass choose differently more often
+        with jax.default_matmul_precision("highest"):
+            args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)

@@ -37,15 +37,14 @@ def small_config(retain: str, draft_choice: str) -> DecodeConfig:
     if retain == "none":
         return DecodeConfig.dflash(draft_choice=draft_choice, cache_length=CACHE_LENGTH)
     offsets = {"baseline": BLOCK - 1, "deepest": 2 * BLOCK - 2, "both": 2 * BLOCK - 3}[retain]
-    nodes = 5 * BLOCK
     return DecodeConfig.reanchor(
         retain=retain,
         draft_choice=draft_choice,
         cache_length=CACHE_LENGTH,
         max_offsets=offsets,
-        num_nodes=nodes,
-        block_buckets=(1 + offsets,),
-        node_buckets=(nodes,),
+        num_nodes=5 * BLOCK,
+        block_buckets=(),
+        node_buckets=(),
     )
 
 

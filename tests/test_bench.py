@@ -29,7 +29,7 @@ def sampled(models):
     """Runs of three methods at temperature 0.9, and the Request."""
     request = Request(max_new_tokens=13, temperature=0.9, top_p=0.95, seed=5, batch_size=2)
     configs = {name: method_config(name, models, _PROMPTS, request=request) for name in (BASELINE, "dflash", "reanchor")}
-    configs["reanchor"] = replace(configs["reanchor"], block_buckets=(7,), node_buckets=(256,))  # one size: less to compile
+    configs["reanchor"] = replace(configs["reanchor"], block_buckets=(7,), node_buckets=(49,))  # one size: less to compile
     return request, configs, compare(models, _PROMPTS, configs, request=request, show_progress=False)
 
 
@@ -160,7 +160,6 @@ def test_names_of_methods_are_the_policies(models):
     for name in METHODS[2:]:
         config = method_config(name, models, _PROMPTS, request=request)
         assert config.retain == (name.removeprefix("reanchor-") if name != "reanchor" else "baseline")
-        assert config.max_offsets == (1 + ["baseline", "deepest", "both"].index(config.retain)) * 6  # block size 7
     assert {method_config(name, models, _PROMPTS, request=request).retain for name in METHODS} == set(RETAIN_POLICIES)
 
 

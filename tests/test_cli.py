@@ -3,6 +3,7 @@
 import json
 import re
 
+import jax
 import pytest
 from tiny import random_models, tiny_drafter_config, tiny_llama_config
 from tiny_text import SENTENCE, VOCAB_SIZE, tokenizer_files
@@ -96,7 +97,7 @@ def test_a_hugging_face_directory_is_converted_on_the_way(capsys, pair, prompts,
             ["generate", "--target", str(target), "--drafter", str(drafter), "--prompt", "a"]
         )
         models = cli._load(args).models
-        loaded.append({name: float(value.sum()) for part in models for name, value in checkpoint.leaves(part).items()})
+        loaded.append({name: float(value.sum()) for part in models if part is not None for name, value in checkpoint.leaves(part).items()})
     assert all(found == loaded[0] for found in loaded)
 
 
@@ -237,6 +238,7 @@ def test_end_tokens_of_the_model_stop_unless_told_otherwise(pair):
     assert (config.retain, config.num_nodes, config.draft_choice, config.cache_length) == ("both", 30, "coupled", 256)
 
 
+@pytest.mark.slow
 def test_train_makes_a_drafter_and_resumes_its_rollouts(capsys, pair, tmp_path, monkeypatch):
     texts = tmp_path / "texts.jsonl"
     story = SENTENCE + "\n\n" + 2 * SENTENCE
@@ -246,9 +248,10 @@ def test_train_makes_a_drafter_and_resumes_its_rollouts(capsys, pair, tmp_path, 
     training = "--num-steps=2 --batch-size=2 --num-anchors=3 --evaluation-steps=2 --num-warmup=1"
     out = tmp_path / "run"
     arguments = ("train", "--pair", pair, "--prompts", texts, "--out", out, *f"{shape} {sampling} {training}".split())
-    status, told, err = _run(capsys, *arguments)
+    with jax.numpy_dtype_promotion("standard"):  # optax multiplies integers by floats
+        status, told, err = _run(capsys, *arguments)
     assert status == 0, err
-    assert (status, told.splitlines()[-2]) == (0, f"written: {out / 'drafter'}")
+    assert f"written: {out / 'drafter'}\n" in told
     drafter = checkpoint.load_drafter(out / "drafter")
     assert (drafter.config.block_size, drafter.config.target_layer_ids, drafter.config.layers[0].window) == (3, (0, 2), 5)
     found = checkpoint.read_contents(out / "drafter").provenance["drafter"]
@@ -258,7 +261,8 @@ def test_train_makes_a_drafter_and_resumes_its_rollouts(capsys, pair, tmp_path, 
     assert str(tmp_path) not in json.dumps(found)
 
     monkeypatch.setattr(recipe, "mixed_rollouts", lambda *_, **__: pytest.fail("the rollouts were sampled again"))
-    assert _run(capsys, *arguments)[0] == 0
+    with jax.numpy_dtype_promotion("standard"):
+        assert _run(capsys, *arguments)[0] == 0
     status, _, err = _run(capsys, *arguments, "--num-layers", 2)
     assert status == 2
     assert "another recipe (drafter.layer_types, drafter.num_hidden_layers)" in err

@@ -1,6 +1,7 @@
 """Every method emits what `autoregress` emits with the same key: tokens, log-probabilities, finish reasons, whatever the drafter does."""
 
 import functools
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -221,7 +222,7 @@ def test_a_row_may_fill_the_cache_to_its_last_place():
 
 def test_buckets_change_nothing():
     """Neither tokens nor rounds depend on the size at which a round's work was compiled."""
-    bucketed = DecodeConfig(**{**BEST.__dict__, "block_buckets": (1, 3, 1 + BEST.max_offsets), "node_buckets": (BLOCK, 13, BEST.num_nodes)})
+    bucketed = replace(BEST, block_buckets=(1, 3), node_buckets=(BLOCK, 13))
     for name in ("flat", "often_right"):
         one, other = (expect_equal(situation(name), config, seed=31) for config in (BEST, bucketed))
         for ours, theirs in zip(jax.tree.leaves(one.info), jax.tree.leaves(other.info), strict=True):

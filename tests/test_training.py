@@ -129,7 +129,14 @@ def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns
     rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
     fresh = init_drafter(models.drafter.config, models.target, seed=1)
     config = TrainConfig(
-        num_steps=6, batch_size=3, num_anchors=4, optimizer=optimizer, learning_rate=0.01, num_warmup=1, checkpoint_steps=4, evaluation_steps=3
+        num_steps=6,
+        batch_size=3,
+        num_anchors=4,
+        optimizer=optimizer,
+        learning_rate=0.01,
+        num_warmup=1,
+        checkpoint_steps=4,
+        evaluation_steps=3,
     )
 
     def run(out, evaluate=None):

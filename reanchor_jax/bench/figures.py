@@ -29,6 +29,7 @@ _CHARACTER = 0.602 / 72  # width of a DejaVu Sans Mono character over its size i
 _BOX_HEIGHT, _PADDING, _GAP = 0.2, 0.05, 0.24
 _LINE = 0.13  # height of a line of small text
 _MARGIN = 0.1
+_LEGEND_WIDTH = 6.8
 
 
 class _Layout(NamedTuple):
@@ -78,7 +79,8 @@ def draw_trie(
     height = max(_BOX_HEIGHT + (_LINE if answers else 0) + 0.1, 0.3)
     above = max([0, *map(len, attached.values())]) * _LINE + 3 * _MARGIN + 0.25
     names_width = max(len(name) for name in path_names) * _SMALL * _CHARACTER
-    size = (float(layout.left[-1] + layout.width[-1]) + _GAP + names_width + _MARGIN, above + height * (1 + max(layout.rows)) + 0.45)
+    width = float(layout.left[-1] + layout.width[-1]) + _GAP + names_width + _MARGIN
+    size = (max(width, _LEGEND_WIDTH), above + height * (1 + max(layout.rows)) + 0.45)
     figure = Figure(figsize=size, dpi=100, facecolor="white")
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(0, size[0]), ylim=(size[1] - above, -above))  # y grows downwards; the baseline's row is at 0
@@ -230,9 +232,7 @@ def _draw_depths(axes: "Axes", layout: _Layout, y: float) -> None:
     axes.plot([layout.left[0], end], [y, y], color=_GREY, linewidth=0.6)
     for depth, (left, width) in enumerate(zip(layout.left, layout.width, strict=True)):
         axes.text(left + width / 2, y + 0.04, str(depth), **_text(_SMALL, _GREY), ha="center", va="top")
-    axes.text(
-        (layout.left[0] + end) / 2, y + 0.04 + _LINE, "depth (tokens after the anchor)", **_text(_SMALL, _GREY), ha="center", va="top"
-    )
+    axes.text(layout.left[0], y + 0.04 + _LINE, "depth (tokens after the anchor)", **_text(_SMALL, _GREY), va="top")
 
 
 def _draw_legend(axes: "Axes", y: float, *, has_answers: bool, has_walk: bool) -> None:

@@ -26,14 +26,12 @@ from reanchor_jax.statistics import Emitted, StepInfo
 METHODS = ("autoregressive", "dflash", "reanchor", *(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline")))
 ROUND_FIELDS = tuple(name for name in StepInfo._fields if name != "emitted")
 
-_BLOCKS_RETAINED = {"baseline": 1, "deepest": 2, "both": 3}  # longest retained chain, in blocks without their anchor
-
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked of every method alike.
 
-    retain, num_nodes: of the method `reanchor` (None: the paper's) and of all its kin (None: 256 nodes).
+    retain: states the method `reanchor` reuses; None: the paper's. num_nodes: of every reanchor method; None: as the block size needs.
     cache_length: tokens a row can hold; None: what the longest prompt needs.
     batch_size: prompts decoded together.
     """
@@ -91,20 +89,15 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     if name == "autoregressive":
         return DecodeConfig.autoregressive(cache_length=cache_length)
     assert models.drafter is not None
-    block_size = models.drafter.config.block_size
     if name == "dflash":
         return DecodeConfig.dflash(cache_length=cache_length, draft_choice=request.draft_choice)
-    retain = name.removeprefix("reanchor-") if name != "reanchor" else request.retain or "baseline"
-    if retain not in _BLOCKS_RETAINED:
-        raise ValueError(f"retain must be one of {', '.join(_BLOCKS_RETAINED)}; got {retain!r}.")
     config = DecodeConfig.reanchor(
-        retain=retain,
-        max_offsets=_BLOCKS_RETAINED[retain] * (block_size - 1),
+        retain=name.removeprefix("reanchor-") if name != "reanchor" else request.retain or "baseline",
+        num_nodes=request.num_nodes or 0,
         cache_length=cache_length,
         draft_choice=request.draft_choice,
-        **({} if request.num_nodes is None else {"num_nodes": request.num_nodes}),
     )
-    config.resolve(block_size)  # raises if the nodes cannot hold a block
+    config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
     return config
 
 

@@ -56,7 +56,7 @@ def generate(
     Equals `autoregress` with the same key token for token (float32), whatever the drafter and config.
     Raises ValueError for bad shapes and, outside a trace, bad values. Runs inside a caller's `jit`, `scan` and `vmap` too.
     """
-    budgets = check_request(models, prompts, prompt_lengths, config, max_new_tokens, budgets)
+    budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
     num_rows = prompts.shape[0]
     sampling = make_sampling(num_rows) if sampling is None else sampling
     stops = pad_stops(stop_token_ids, models.target.config.vocab_size)
@@ -126,7 +126,7 @@ def prefill(
 
     Arguments as `generate`'s. Unjitted; the caller jits it.
     """
-    budgets = check_request(models, prompts, prompt_lengths, config, max_new_tokens, budgets)
+    budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
     num_rows = prompts.shape[0]
     return _prefill(
         models,

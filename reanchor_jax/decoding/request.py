@@ -11,13 +11,16 @@ from jax.core import Tracer
 from jaxtyping import Array, Int
 
 from reanchor_jax.config import DecodeConfig, check_pair
+from reanchor_jax.decoding.sampling import Sampling
 from reanchor_jax.decoding.state import require_drafter, resolve_config, round_up
 from reanchor_jax.models.drafter import Models
 
 _STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another number of them seldom recompiles
 
 
-def check_request(models: Models, prompts, prompt_lengths, config: DecodeConfig, max_new_tokens: int, budgets) -> Int[Array, " B"]:
+def check_request(
+    models: Models, prompts, prompt_lengths, config: DecodeConfig, sampling: Sampling | None, max_new_tokens: int, budgets
+) -> Int[Array, " B"]:
     """Check everything that can be known on the host; return the rows' budgets."""
     target = models.target.config
     if config.is_speculative:
@@ -29,12 +32,17 @@ def check_request(models: Models, prompts, prompt_lengths, config: DecodeConfig,
         )
     if not isinstance(max_new_tokens, (int, np.integer)) or isinstance(max_new_tokens, bool) or max_new_tokens < 1:
         raise ValueError(f"max_new_tokens must be a whole number of at least 1; got {max_new_tokens!r}.")
-    if jnp.ndim(prompts) != 2 or 0 in jnp.shape(prompts):
-        raise ValueError(f"prompts must be [rows, tokens] with at least one of each; got shape {jnp.shape(prompts)}.")
-    num_rows, prompt_size = jnp.shape(prompts)
-    for name, value in (("prompt_lengths", prompt_lengths), ("budgets", budgets)):
-        if value is not None and jnp.shape(value) != (num_rows,):
-            raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {jnp.shape(value)}.")
+    if np.ndim(prompts) != 2 or 0 in np.shape(prompts):
+        raise ValueError(f"prompts must be [rows, tokens] with at least one of each; got shape {np.shape(prompts)}.")
+    num_rows, prompt_size = np.shape(prompts)
+    per_row = {"prompt_lengths": prompt_lengths, "budgets": budgets}
+    if sampling is not None:
+        per_row |= {f"sampling.{name}": value for name, value in sampling._asdict().items()}
+    for name, value in per_row.items():
+        if value is not None and np.shape(value) != (num_rows,):
+            raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {np.shape(value)}.")
+    if budgets is not None and not jnp.issubdtype(budgets.dtype, jnp.integer):
+        raise ValueError(f"budgets must hold integers; got {budgets.dtype}.")
     limit = jnp.full((num_rows,), max_new_tokens, jnp.int32)
     limit = limit if budgets is None else jnp.minimum(jnp.asarray(budgets, jnp.int32), limit)
     if any(map(is_traced, (prompts, prompt_lengths, budgets))):
@@ -59,7 +67,9 @@ def check_request(models: Models, prompts, prompt_lengths, config: DecodeConfig,
 def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:
     if is_traced(stop_token_ids):
         return stop_token_ids.astype(jnp.int32)
-    ids = np.asarray(stop_token_ids, np.int64).reshape(-1)
+    ids = np.asarray(stop_token_ids).reshape(-1)
+    if ids.size and ids.dtype.kind not in "iu":
+        raise ValueError(f"stop_token_ids must hold integers; got {ids.dtype}.")
     wrong = ids[(ids < -1) | (ids >= vocab_size)]
     if wrong.size:
         raise ValueError(f"stop_token_ids holds {wrong[0]}, outside the target's vocabulary 0..{vocab_size - 1}.")

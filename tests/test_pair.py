@@ -1,0 +1,63 @@
+"""The embedded pair: a drafter bug never shows in the text, only in tau, so tau has floors of its own.
+
+Held-out prompts are beginnings of stories that never entered training; they lie beside the project, not in it.
+"""
+
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+import reanchor_jax
+from reanchor_jax.text import encode, load_tokenizer
+
+STORIES = Path(__file__).parents[2] / "shared" / "data" / "corpora" / "tinystories.json"
+needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=f"the held-out stories are not at {STORIES}")
+PROMPT, NEW = 32, 100
+
+
+@pytest.fixture(scope="module")
+def models():
+    return reanchor_jax.load_pair("stories260k")
+
+
+def taus(models, prompts, config) -> np.ndarray:
+    lengths = np.full((len(prompts),), prompts.shape[1])
+    result = reanchor_jax.generate(models, prompts, lengths, jax.random.key(0), config=config, max_new_tokens=NEW)
+    return reanchor_jax.tau_per_prompt([result.info])
+
+
+def held_out(count: int) -> np.ndarray:
+    tokenizer = load_tokenizer(reanchor_jax.pairs.path("stories260k"))
+    stories = json.loads(STORIES.read_text(encoding="utf-8"))[-100:]
+    return np.asarray([encode(tokenizer, story)[:PROMPT] for story in stories[:count]], np.int32)
+
+
+@needs_stories
+def test_tau_on_held_out_stories_keeps_its_floors(models):
+    prompts = held_out(20)
+    chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
+    paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(cache_length=192, block_buckets=(), node_buckets=()))
+    assert chain.mean() > FLOOR_CHAIN
+    assert (paper / chain).mean() > 1.05
+
+
+@needs_stories
+@pytest.mark.slow
+def test_tau_gains_over_the_chain_on_all_held_out_stories(models):
+    prompts = held_out(100)
+    chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
+    paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(cache_length=192))
+    both = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(retain="both", cache_length=192))
+    assert chain.mean() >= 3.6
+    assert paper.mean() >= 1.08 * chain.mean()
+    assert both.mean() >= 1.12 * chain.mean()
+
+
+def test_the_pair_is_small_enough_to_ship_and_keeps_its_licence_beside_it():
+    folder = reanchor_jax.pairs.path("stories260k")
+    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4 * 2**20
+    assert "MIT License" in (folder / "LICENSE").read_text(encoding="utf-8")
+    assert "reanchor-jax train" in (folder / "README.md").read_text(encoding="utf-8")

@@ -1,0 +1,183 @@
+"""`step` and `generate` as parts of a user's program: jit, scan, vmap, donation, few compilations, no host, no copy of a cache."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from situations import CACHE_LENGTH, flat, prompts, small_config, small_models
+from tiny import random_models, tiny_drafter_config, tiny_llama_config
+
+from reanchor_jax import DecodeConfig, autoregress, generate, make_sampling, prefill, step
+from reanchor_jax.decoding import loop
+from reanchor_jax.decoding.sampling import row_keys
+
+NEW = 21
+CONFIG = DecodeConfig.reanchor(
+    retain="both",
+    draft_choice="coupled",
+    cache_length=CACHE_LENGTH,
+    max_offsets=3,
+    num_nodes=11,
+    block_buckets=(1, 4),
+    node_buckets=(4, 11),
+)
+PLAIN = DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
+
+
+@functools.cache
+def mini():
+    """One layer each, blocks of 4: what compiles fastest."""
+    target = tiny_llama_config(num_hidden_layers=1)
+    drafter = tiny_drafter_config(target, block_size=4, num_hidden_layers=1, layer_types=["full_attention"], target_layer_ids=[0])
+    return flat(random_models(target, drafter, seed=3))
+
+
+@functools.cache
+def request_of(num_rows):
+    tokens, lengths = prompts(num_rows, seed=num_rows)
+    return jnp.asarray(tokens), jnp.asarray(lengths), row_keys(jax.random.key(5), num_rows)
+
+
+def sampling(num_rows):
+    return make_sampling(num_rows, temperature=np.resize([1.0, 0.0, 0.7], num_rows))
+
+
+@functools.partial(jax.jit, static_argnames="config")
+def begin(models, tokens, lengths, keys, *, config):
+    return prefill(models, tokens, lengths, keys, config=config, sampling=sampling(tokens.shape[0]), max_new_tokens=NEW)
+
+
+@functools.cache
+def expected(num_rows):
+    return autoregress(mini(), *request_of(num_rows), config=PLAIN, sampling=sampling(num_rows), max_new_tokens=NEW)
+
+
+def emitted_rows(first, infos):
+    """Tokens of each row from the prefill's Emitted and those of all rounds."""
+    rows = [[int(token)] for token in first.tokens[:, 0]]
+    for info in infos:
+        for row, count in enumerate(info.emitted.num_emitted.tolist()):
+            rows[row].extend(np.asarray(info.emitted.tokens)[row, :count].tolist())
+    return rows
+
+
+def test_steps_under_jit_with_a_donated_state_emit_what_generate_emits():
+    models = mini()
+    jitted = jax.jit(functools.partial(step, config=CONFIG), donate_argnums=1)
+    state, first = begin(models, *request_of(3), config=CONFIG)
+    infos = []
+    while (np.asarray(state.finish) == 0).any():
+        old = state
+        state, info = jitted(models, old)
+        infos.append(info)
+        # an unusable donation would be a warning, and so an error here
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
+    assert jitted._cache_size() == 1
+    assert emitted_rows(first, infos) == expected(3).tokens.tolist()
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(models))
+    again, info = jitted(models, state)
+    assert not info.num_emitted.any()
+    assert (again.finish == 2).all()
+
+
+def test_a_fixed_number_of_rounds_under_scan_emits_what_generate_emits():
+    @jax.jit
+    def rounds(models, state):
+        return jax.lax.scan(lambda state, _: step(models, state, config=CONFIG), state, None, length=NEW - 1)
+
+    state, first = begin(mini(), *request_of(3), config=CONFIG)
+    state, infos = rounds(mini(), state)
+    assert (state.finish == 2).all()
+    unstacked = [jax.tree.map(lambda field, index=index: field[index], infos) for index in range(NEW - 1)]
+    assert emitted_rows(first, unstacked) == expected(3).tokens.tolist()
+
+
+def test_generate_inside_a_users_jit_and_vmap_over_seeds_equals_one_call_a_seed():
+    tokens, lengths, _ = request_of(3)
+
+    @jax.jit
+    def many(models, tokens, lengths, keys):
+        def one(key):
+            return generate(models, tokens, lengths, key, config=CONFIG, sampling=sampling(3), max_new_tokens=NEW)
+
+        return jax.vmap(one)(keys)
+
+    keys = jax.random.split(jax.random.key(7), 4)
+    batch = many(mini(), tokens, lengths, keys)
+    for index in range(4):
+        alone = autoregress(mini(), tokens, lengths, keys[index], config=PLAIN, sampling=sampling(3), max_new_tokens=NEW)
+        np.testing.assert_array_equal(batch.tokens[index], alone.tokens)
+        np.testing.assert_allclose(batch.log_probs[index], alone.log_probs, atol=1e-4)
+    assert (np.asarray(batch.info.num_accepted) > 0).any()
+
+
+def test_lengths_and_values_of_a_request_compile_once():
+    """20 prompt lengths, 5 temperatures, and whatever else changes from request to request."""
+    models, config = flat(small_models(3)), small_config("both", "coupled")
+    sizes = set()
+    for number in range(20):
+        longest = 1 + 2 * number
+        tokens, lengths = prompts(5, seed=number, longest=longest)
+        lengths[0] = longest
+        generate(
+            models,
+            tokens,
+            lengths,
+            jax.random.key(number),
+            config=config,
+            sampling=make_sampling(
+                5, temperature=[0.0, 0.4, 0.7, 1.0, 1.3][number % 5], top_p=1 - number / 40, top_k=number, min_p=number / 100
+            ),
+            max_new_tokens=1 + number,
+            stop_token_ids=range(number % 9),
+            budgets=np.full(5, 1 + number // 2),
+        )
+        sizes.add(loop._generate._cache_size())
+    assert len(sizes) == 1
+
+
+def primitives(jaxpr):
+    for equation in jaxpr.eqns:
+        yield equation.primitive.name
+        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from primitives(inner)
+
+
+@pytest.mark.parametrize("config", [PLAIN, CONFIG], ids=["plain", "speculative"])
+def test_nothing_in_the_program_calls_the_host(config):
+    tokens, lengths, keys = request_of(3)
+    models = mini() if config.is_speculative else mini()._replace(drafter=None)
+
+    def whole(models, tokens, lengths, keys):
+        return generate(models, tokens, lengths, keys, config=config, sampling=sampling(3), max_new_tokens=NEW)
+
+    names = set(primitives(jax.make_jaxpr(whole)(models, tokens, lengths, keys).jaxpr))
+    assert {"while", "dot_general", "cond"} <= names  # the walk went into loops and branches
+    assert not [name for name in names if re.search("callback|infeed|outfeed|print", name)]
+
+
+@pytest.mark.parametrize(("config", "num_rows"), [(PLAIN, 1), (PLAIN, 4), (CONFIG, 1), (CONFIG, 4)], ids=str)
+def test_no_round_copies_a_cache(config, num_rows):
+    """In the optimized program of a loop of rounds, nothing of a cache's size is made but the in-place writes."""
+    models = mini() if config.is_speculative else mini()._replace(drafter=None)
+    state = jax.eval_shape(functools.partial(begin, config=config), models, *request_of(num_rows))[0]
+
+    def rounds(models, state):
+        return jax.lax.fori_loop(0, 5, lambda _, state: step(models, state, config=config)[0], state)
+
+    compiled = jax.jit(rounds, donate_argnums=1).lower(models, state).compile()
+    buffers = [*state.target_cache, *state.drafter_cache]
+    shapes = {f"f32[{','.join(map(str, buffer.shape))}]" for buffer in buffers}
+    made = [line for line in compiled.as_text().splitlines() if any(f" = {shape}" in line for shape in shapes)]
+    operations = {re.search(r"\} ([\w-]+)\(", line)[1] for line in made}
+    writes = {"dynamic-update-slice", "scatter"}
+    assert operations & writes
+    assert operations <= writes | {"parameter", "get-tuple-element", "bitcast", "fusion"}
+    # a fusion of that size is one of the writes
+    assert sum(" fusion(" in line for line in made) == len(buffers)
+    assert compiled.memory_analysis().alias_size_in_bytes >= sum(buffer.size * 4 for buffer in buffers)
