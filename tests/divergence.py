@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reanchor_jax import Generation, Models, Sampling
+from reanchor_jax import Generation, Models, Sampling, Target
 from reanchor_jax.decoding.sampling import filter_logits, position_noise
 
 NEAR_TIE = 1e-4
@@ -59,12 +59,15 @@ def assert_same_generation(models: Models, prompts, prompt_lengths, keys, sampli
 
 def _margin(models: Models, prefix: list[int], key, sampling: Sampling) -> float:
     """Distance between the two best scores for the token behind the prefix, from one pass without a cache."""
-    tokens = jnp.asarray(prefix, jnp.int32)[None]
-    count = tokens.shape[1]
-    output = models.target(tokens, jnp.arange(count, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, count, count), bool)))
-    scores = models.target.logits(output.states[:, -1:]).astype(jnp.float32)
-    if float(sampling.temperature[0]) > 0:
-        noise = position_noise(key[None], jnp.full((1, 1), count, jnp.int32), vocab_size=scores.shape[-1])
-        scores = filter_logits(scores, sampling) + noise
+    scores = _scores(models.target, jnp.asarray(prefix, jnp.int32)[None], key, sampling)
     best = np.sort(np.asarray(scores[0, 0]))[-2:]
     return float(best[1] - best[0])
+
+
+@jax.jit
+def _scores(target: Target, tokens, key, sampling: Sampling):
+    count = tokens.shape[1]
+    output = target(tokens, jnp.arange(count, dtype=jnp.int32)[None], jnp.tril(jnp.ones((1, count, count), bool)))
+    logits = target.logits(output.states[:, -1:]).astype(jnp.float32)
+    noise = position_noise(key[None], jnp.full((1, 1), count, jnp.int32), vocab_size=logits.shape[-1])
+    return jnp.where(sampling.temperature[0] > 0, filter_logits(logits, sampling) + noise, logits)

@@ -1,7 +1,7 @@
 """Small pairs in which drafts are never right, often right, or right by chance; one shape a family, so they share compilations.
 
 In: a family (llama, qwen3), a seed.
-Out: Models, prompts, and configs with a single bucket each (every further bucket takes seconds to compile).
+Out: Models, prompts, and configs without buckets (each takes seconds to compile).
     Dimension 0 of every embedding holds one constant, so the sign of a norm's scale there says which token a head prefers.
 """
 
@@ -33,16 +33,16 @@ def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> M
 
 
 def small_config(retain: str, draft_choice: str) -> DecodeConfig:
-    """A speculative config with few blocks and nodes; `both` has less room than it could use, so it drops nodes and offsets."""
+    """A speculative config without further buckets; `both` has less room than it could use, so it drops nodes and offsets."""
     if retain == "none":
         return DecodeConfig.dflash(draft_choice=draft_choice, cache_length=CACHE_LENGTH)
-    offsets = {"baseline": BLOCK - 1, "deepest": 2 * BLOCK - 2, "both": 2 * BLOCK - 3}[retain]
+    offsets, nodes = {"baseline": (BLOCK - 1, 3 * BLOCK), "deepest": (2 * BLOCK - 2, 5 * BLOCK), "both": (BLOCK, 2 * BLOCK - 2)}[retain]
     return DecodeConfig.reanchor(
         retain=retain,
         draft_choice=draft_choice,
         cache_length=CACHE_LENGTH,
         max_offsets=offsets,
-        num_nodes=5 * BLOCK,
+        num_nodes=nodes,
         block_buckets=(),
         node_buckets=(),
     )

@@ -133,7 +133,7 @@ def test_demo_shows_a_story_and_a_table(capsys, pair, tmp_path, monkeypatch):
     assert status == 0
     assert SENTENCE[:9] in out
     assert "identical output: yes" in out
-    assert "times the parameters of its target" in out
+    assert "times the parameters of its target: a draft costs" in out
     figures = json.loads((tmp_path / "demo.json").read_text())
     assert figures["identical"] is True
     assert list(figures) == ["methods", "identical", "speedup", "environment"]

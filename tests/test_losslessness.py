@@ -1,7 +1,6 @@
 """Every method emits what `autoregress` emits with the same key: tokens, log-probabilities, finish reasons, whatever the drafter does."""
 
 import functools
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -29,6 +28,11 @@ def mixed_sampling():
     return make_sampling(5, temperature=[0.0, 0.7, 0.7, 1.0, 1.0], top_p=[1.0, 1.0, 0.9, 1.0, 0.9])
 
 
+def warm_sampling():
+    """Five sampled rows: with flat logits and coupled drafts they accept nearly everything, so a generation takes few rounds."""
+    return make_sampling(5, temperature=[1.0, 0.8, 1.0, 1.2, 1.0], top_p=[1.0, 1.0, 0.9, 1.0, 0.8])
+
+
 @functools.cache
 def situation(name, family="llama", seed=3):
     return SITUATIONS[name](small_models(seed, family=family))
@@ -50,7 +54,8 @@ def test_generate_equals_autoregress_with_the_same_key(family, retain, draft_cho
     config = small_config(retain, draft_choice)
     infos = {}
     for name in SITUATIONS:
-        infos[name] = [expect_equal(situation(name, family), config, seed=seed).info for seed in range(2)]
+        seeds = range(2 if name == "often_right" else 1)
+        infos[name] = [expect_equal(situation(name, family), config, seed=seed).info for seed in seeds]
     histograms = {name: summarize(info, block_size=BLOCK).histogram for name, info in infos.items()}
     # the equality means something only where drafts were accepted, and rejected
     assert histograms["often_right"][0] > 0
@@ -73,7 +78,7 @@ def test_every_combination_equals_autoregress(family, retain, draft_choice):
 def test_one_row_equals_autoregress_at_every_temperature_and_top_p():
     for temperature in TEMPERATURES:
         for top_p in TOP_PS:
-            for name in ("flat", "often_right"):
+            for name in ("often_right", "flat") if temperature == 1 else ("often_right",):
                 sampling = make_sampling(1, temperature=temperature, top_p=top_p)
                 expect_equal(situation(name), BEST, num_rows=1, seed=5, sampling=sampling)
 
@@ -95,14 +100,15 @@ def test_the_adversarial_drafter_is_always_wrong():
 
 
 def test_a_shifted_block_extends_the_accepted_path_beyond_a_block():
-    summary = summarize([expect_equal(situation("flat"), BEST, seed=seed).info for seed in range(3)], block_size=BLOCK)
+    infos = [expect_equal(situation("flat"), BEST, seed=seed, sampling=warm_sampling()).info for seed in range(4)]
+    summary = summarize(infos, block_size=BLOCK)
     assert len(summary.histogram) > BLOCK
     assert summary.shifted_rate > 0
-    assert summarize([expect_equal(situation("often_right"), BEST, seed=8).info], block_size=BLOCK).num_dropped > 0
+    assert summary.num_dropped > 0
 
 
 def test_rows_of_a_batch_equal_each_row_alone():
-    models, sampling = situation("flat"), mixed_sampling()
+    models, sampling = situation("flat"), warm_sampling()
     tokens, lengths = prompts(5, seed=11)
     keys = row_keys(jax.random.key(11), 5)
     budgets = np.asarray([40, 3, 17, 1, 29], np.int32)
@@ -139,11 +145,18 @@ def test_rows_of_a_batch_equal_each_row_alone():
             np.testing.assert_array_equal(getattr(alone.info, name)[:, 0], getattr(batch.info, name)[:, row], err_msg=name)
 
 
-def expected_rows(models, seed, stops, budgets):
-    """What every row must emit and why it ends, by cutting one long plain generation."""
+@functools.cache
+def plain_rows(name, seed):
+    """Tokens of a long plain generation of the request that the tests of cuts make."""
     tokens, lengths = prompts(5, seed=seed)
-    plain = autoregress(models, tokens, lengths, jax.random.key(seed), config=BEST, sampling=mixed_sampling(), max_new_tokens=NEW)
-    return [oracle.cut(row, stops, budget) for row, budget in zip(np.asarray(plain.tokens).tolist(), budgets, strict=True)]
+    sampling = warm_sampling() if name == "flat" else mixed_sampling()
+    plain = autoregress(situation(name), tokens, lengths, jax.random.key(seed), config=BEST, sampling=sampling, max_new_tokens=NEW)
+    return np.asarray(plain.tokens).tolist()
+
+
+def expected_rows(name, seed, stops, budgets):
+    """What every row must emit and why it ends."""
+    return [oracle.cut(row, stops, budget) for row, budget in zip(plain_rows(name, seed), budgets, strict=True)]
 
 
 def assert_rows(got, rows):
@@ -155,39 +168,36 @@ def assert_rows(got, rows):
         assert not np.asarray(got.log_probs[row, len(tokens) :]).any()
 
 
-@pytest.mark.parametrize("name", ["flat", "often_right"])
-def test_every_number_of_new_tokens_cuts_the_same_text(name):
-    models = situation(name)
-    tokens, lengths = prompts(5, seed=13)
+def cut_generation(name, seed, **request):
+    """The request whose uncut tokens are plain_rows(name, seed)."""
+    tokens, lengths = prompts(5, seed=seed)
+    sampling = warm_sampling() if name == "flat" else mixed_sampling()
+    request = {"config": BEST, "sampling": sampling, "max_new_tokens": NEW, **request}
+    return generate(situation(name), tokens, lengths, jax.random.key(seed), **request)
+
+
+def test_every_number_of_new_tokens_cuts_the_same_text():
     for count in range(1, NEW + 1):
-        got = generate(models, tokens, lengths, jax.random.key(13), config=BEST, sampling=mixed_sampling(), max_new_tokens=count)
-        assert_rows(got, expected_rows(models, 13, [], [count] * 5))
+        name = "often_right" if count % 8 == 1 else "flat"
+        got = cut_generation(name, 13, max_new_tokens=count)
+        assert_rows(got, expected_rows(name, 13, [], [count] * 5))
         assert (np.asarray(got.finish_reasons) == LENGTH).all()
         assert got.tokens.shape == (5, count)
         np.testing.assert_array_equal(np.asarray(got.info.num_emitted).sum(axis=0), count - 1)
 
 
 def test_budgets_are_each_rows_own():
-    models, budgets = situation("flat"), [1, 2, 40, 7, 23]
-    tokens, lengths = prompts(5, seed=17)
-    got = generate(
-        models, tokens, lengths, jax.random.key(17), config=BEST, sampling=mixed_sampling(), max_new_tokens=NEW, budgets=np.asarray(budgets)
-    )
-    assert_rows(got, expected_rows(models, 17, [], budgets))
+    budgets = [1, 2, 40, 7, 23]
+    assert_rows(cut_generation("flat", 17, budgets=np.asarray(budgets)), expected_rows("flat", 17, [], budgets))
 
 
 def test_stop_tokens_end_a_row_at_every_depth_as_bonus_and_as_the_prefill_token():
-    models = situation("flat")
     seen = set()
-    for seed in (19, 23):
-        tokens, lengths = prompts(5, seed=seed)
-        request = {"config": BEST, "sampling": mixed_sampling(), "max_new_tokens": NEW}
-        whole = generate(models, tokens, lengths, jax.random.key(seed), **request)
-        for stop in range(61):
-            got = generate(models, tokens, lengths, jax.random.key(seed), stop_token_ids=[stop, 60], **request)
-            rows = expected_rows(models, seed, [stop, 60], [NEW] * 5)
-            assert_rows(got, rows)
-            seen |= {place_in_round(whole.info, row, len(kept) - 1) for row, (kept, reason) in enumerate(rows) if reason == STOP}
+    whole = cut_generation("flat", 19)
+    for stop in range(61):
+        rows = expected_rows("flat", 19, [stop, 60], [NEW] * 5)
+        assert_rows(cut_generation("flat", 19, stop_token_ids=[stop, 60]), rows)
+        seen |= {place_in_round(whole.info, row, len(kept) - 1) for row, (kept, reason) in enumerate(rows) if reason == STOP}
     assert seen >= {"prefill", "bonus", *range(1, BLOCK), "beyond the block"}
 
 
@@ -211,25 +221,13 @@ def test_a_row_may_fill_the_cache_to_its_last_place():
     lengths = np.asarray([CACHE_LENGTH - 1, CACHE_LENGTH - NEW, 1, 50, 30], np.int32)
     tokens = np.random.default_rng(1).integers(61, size=(5, CACHE_LENGTH)).astype(np.int32)
     tokens[np.arange(CACHE_LENGTH)[None] >= lengths[:, None]] = 0
-    request = {"sampling": mixed_sampling(), "max_new_tokens": CACHE_LENGTH - 1, "budgets": CACHE_LENGTH - lengths}
+    request = {"sampling": warm_sampling(), "max_new_tokens": CACHE_LENGTH - 1, "budgets": CACHE_LENGTH - lengths}
     keys = row_keys(jax.random.key(29), 5)
     got = generate(models, tokens, lengths, keys, config=BEST, **request)
     roomy = DecodeConfig.autoregressive(cache_length=4 * CACHE_LENGTH)
     expected = generate(models, tokens, lengths, keys, config=roomy, **request)
     assert_same_generation(models, tokens, lengths, keys, request["sampling"], got, expected)
     np.testing.assert_array_equal(got.lengths, CACHE_LENGTH - lengths)
-
-
-def test_buckets_change_nothing():
-    """Neither tokens nor rounds depend on the size at which a round's work was compiled."""
-    bucketed = replace(BEST, block_buckets=(1, 3), node_buckets=(BLOCK, 13))
-    for name in ("flat", "often_right"):
-        one, other = (expect_equal(situation(name), config, seed=31) for config in (BEST, bucketed))
-        for ours, theirs in zip(jax.tree.leaves(one.info), jax.tree.leaves(other.info), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-        nodes = np.asarray(one.info.num_nodes)
-        assert ((nodes > 0) & (nodes <= BLOCK)).any()
-        assert (nodes > 13).any()
 
 
 def test_the_comparison_finds_and_grades_a_difference():

@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,9 @@ from reanchor_jax.decoding.sampling import row_keys
 
 NEW = 21
 CONFIG = DecodeConfig.reanchor(
-    retain="both",
-    draft_choice="coupled",
-    cache_length=CACHE_LENGTH,
-    max_offsets=3,
-    num_nodes=11,
-    block_buckets=(1, 4),
-    node_buckets=(4, 11),
+    retain="both", draft_choice="coupled", cache_length=CACHE_LENGTH, max_offsets=3, num_nodes=9, block_buckets=(), node_buckets=()
 )
+BUCKETED = replace(CONFIG, block_buckets=(2,), node_buckets=(5,))
 PLAIN = DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
 
 
@@ -64,35 +60,49 @@ def emitted_rows(first, infos):
     return rows
 
 
-def test_steps_under_jit_with_a_donated_state_emit_what_generate_emits():
-    models = mini()
+@pytest.fixture(scope="module")
+def stepped():
+    """Rounds of the speculative config under a user's jit, state donated: the prefill's tokens, StepInfo of each round, the last state."""
     jitted = jax.jit(functools.partial(step, config=CONFIG), donate_argnums=1)
-    state, first = begin(models, *request_of(3), config=CONFIG)
+    state, first = begin(mini(), *request_of(3), config=CONFIG)
     infos = []
     while (np.asarray(state.finish) == 0).any():
         old = state
-        state, info = jitted(models, old)
+        state, info = jitted(mini(), old)
         infos.append(info)
         # an unusable donation would be a warning, and so an error here
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(old))
-    assert jitted._cache_size() == 1
-    assert emitted_rows(first, infos) == expected(3).tokens.tolist()
-    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(models))
-    again, info = jitted(models, state)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(mini()))
+    again, info = jitted(mini(), state)
     assert not info.num_emitted.any()
     assert (again.finish == 2).all()
+    assert jitted._cache_size() == 1
+    return first, infos
 
 
-def test_a_fixed_number_of_rounds_under_scan_emits_what_generate_emits():
+def test_steps_under_jit_with_a_donated_state_emit_what_generate_emits(stepped):
+    assert emitted_rows(*stepped) == expected(3).tokens.tolist()
+
+
+def test_a_fixed_number_of_rounds_under_scan_in_buckets_emits_the_same_in_the_same_rounds(stepped):
+    """Neither tokens nor rounds depend on the sizes at which a round was compiled, nor on rounds after the end."""
+
     @jax.jit
     def rounds(models, state):
-        return jax.lax.scan(lambda state, _: step(models, state, config=CONFIG), state, None, length=NEW - 1)
+        return jax.lax.scan(lambda state, _: step(models, state, config=BUCKETED), state, None, length=NEW - 1)
 
-    state, first = begin(mini(), *request_of(3), config=CONFIG)
+    state, first = begin(mini(), *request_of(3), config=BUCKETED)
     state, infos = rounds(mini(), state)
     assert (state.finish == 2).all()
     unstacked = [jax.tree.map(lambda field, index=index: field[index], infos) for index in range(NEW - 1)]
     assert emitted_rows(first, unstacked) == expected(3).tokens.tolist()
+    for ours, theirs in zip(unstacked, stepped[1], strict=False):
+        for name in ours._fields[1:]:
+            np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
+    assert not np.asarray(infos.num_emitted)[len(stepped[1]) :].any()
+    for sizes, bucket in ((infos.num_nodes, 5), (1 + infos.num_offsets, 2)):
+        largest = np.asarray(sizes).max(axis=1)[: len(stepped[1])]
+        assert largest.min() <= bucket < largest.max()
 
 
 def test_generate_inside_a_users_jit_and_vmap_over_seeds_equals_one_call_a_seed():
@@ -161,7 +171,11 @@ def test_nothing_in_the_program_calls_the_host(config):
     assert not [name for name in names if re.search("callback|infeed|outfeed|print", name)]
 
 
-@pytest.mark.parametrize(("config", "num_rows"), [(PLAIN, 1), (PLAIN, 4), (CONFIG, 1), (CONFIG, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("config", "num_rows"),
+    [(PLAIN, 1), (PLAIN, 4), (BUCKETED, 1), (BUCKETED, 4)],
+    ids=["plain 1", "plain 4", "speculative 1", "speculative 4"],
+)
 def test_no_round_copies_a_cache(config, num_rows):
     """In the optimized program of a loop of rounds, nothing of a cache's size is made but the in-place writes."""
     models = mini() if config.is_speculative else mini()._replace(drafter=None)

@@ -56,20 +56,18 @@ def run(name_or_directory: str) -> dict[str, Any]:
     runs = compare.compare(models, prompts, configs, request=request)
     figures = compare.results(models, prompts, runs, request=request)
     print("\n" + tables.terminal_table(figures))
-    print(f"\nShare of target passes by number of accepted drafts ({block_size - 1}+, the ceiling: every draft of a block):")
+    print(f"\nTarget passes by accepted drafts ({block_size - 1}+, the ceiling: every draft of a block):")
     print(tables.histograms(figures, _METHODS[1:], block_size=block_size))
     print(f"\nidentical output: {'yes' if figures['identical'] else 'NO'}")
     for line in tables.divergence_lines(figures):
         print(line)
     if sizes[1] > sizes[0] / 4:
-        print(
-            f"\nThe drafter has {sizes[1] / sizes[0]:.1f} times the parameters of its target, so a draft costs about as much as it could save."
-        )
+        print(f"\nThe drafter has {sizes[1] / sizes[0]:.1f} times the parameters of its target: a draft costs what it could save.")
     if any(value is not None and value < 1 for value in figures["speedup"].values()):
-        print("Models this small are limited by arithmetic, not by reading weights: every extra token of a pass takes time of its own.")
-        print("So tau (tokens a target pass) and the equality of outputs are what to look at here, not the speedup.")
+        print("Models this small are limited by arithmetic, not by reading weights: every")
+        print("extra token of a pass takes its time. Look at tau and the equal outputs here.")
     compiling = sum(run.warmup_seconds for run in runs)
-    print(f"{time.perf_counter() - start:.0f} seconds in all; compiling and a first run of the table's methods took {compiling:.0f}.")
+    print(f"\n{time.perf_counter() - start:.0f} seconds in all, {compiling:.0f} of them compiling and warming up the table's methods.")
     return figures
 
 

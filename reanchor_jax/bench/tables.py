@@ -13,7 +13,7 @@ _BAR = " ▏▎▍▌▋▊▉█"  # eighths of a character
 
 def terminal_table(results: Mapping[str, Any]) -> str:
     """A line a method; tau is tokens per target pass, bonus included, averaged over prompts."""
-    header = ["method", "tokens/s", "speedup", "tau", "target passes", "ceiling", "identical output"]
+    header = ["method", "tokens/s", "speedup", "tau", "passes", "ceiling", "identical output"]
     rows = [header, *_rows(results)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
     lines = []

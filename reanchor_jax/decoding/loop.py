@@ -202,6 +202,8 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
     num_rows, prompt_size = prompts.shape
     chunk = config.prefill_chunk
     prompts = jnp.pad(prompts, ((0, 0), (0, round_up(prompt_size, chunk) - prompt_size)))
+    # an id outside the vocabulary (some pad with -100) would embed as NaN, which a mask does not stop: 0 * NaN is NaN
+    prompts = jnp.where(jnp.arange(prompts.shape[1])[None, :] < prompt_lengths[:, None], prompts, 0)
     dtype = target.embedding.embedding[...].dtype
     slots = num_slots(drafter, config)
     drafter = drafter if config.is_speculative else None
