@@ -14,7 +14,7 @@ from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, Generation
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.pairs import load_pair
-from reanchor_jax.statistics import StepInfo, Summary, acceptance_lengths, summarize
+from reanchor_jax.statistics import StepInfo, Summary, acceptance_lengths, summarize, tau_per_prompt
 
 __all__ = [
     "FINISH_REASONS",
@@ -39,4 +39,5 @@ __all__ = [
     "save",
     "step",
     "summarize",
+    "tau_per_prompt",
 ]

@@ -21,18 +21,17 @@ class Divergence(NamedTuple):
     margin: float
 
 
-def transformers_greedy(model: Any, prompt: Sequence[int], *, max_new_tokens: int, stop_token_ids: Sequence[int] = ()) -> list[int]:
+def transformers_greedy(model: Any, prompt: Sequence[int], *, max_new_tokens: int, stop_token_ids: Sequence[int]) -> list[int]:
     """New tokens of `generate` for one prompt, stop token included."""
     import torch
 
     ids = torch.tensor([list(prompt)])
-    # -1 stands for no stop token at all: None would mean the model's own
     output = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
         max_new_tokens=max_new_tokens,
         do_sample=False,
-        eos_token_id=list(stop_token_ids) or [-1],
+        eos_token_id=list(stop_token_ids),
         pad_token_id=0,
     )
     return output[0, len(prompt) :].tolist()

@@ -9,7 +9,7 @@ import pytest
 from tiny import tiny_models
 
 from reanchor_jax.bench import tables
-from reanchor_jax.bench.compare import BASELINE, Run, compare, read_runs, results, top2_margin, write_run
+from reanchor_jax.bench.compare import BASELINE, Run, compare, paired_gain, read_runs, results, top2_margin, write_run
 from reanchor_jax.bench.methods import METHODS, Outcome, Request, begin, method_config, outcomes, run_rounds, stream
 from reanchor_jax.config import RETAIN_POLICIES
 from reanchor_jax.decoding.loop import autoregress
@@ -97,6 +97,12 @@ def test_figures_are_tokens_by_seconds_and_rounds(models):
     assert dflash["histogram"] == [3, 0, 1, 0, 0, 0, 1]
     assert dflash["ceiling_rate"] == pytest.approx(1 / 5)
     assert figures["identical"] is True
+
+
+def test_the_gain_over_the_chain_is_paired_by_prompt():
+    gain = paired_gain(np.array([3.0, 5.0, np.nan, 8.0]), np.array([2.0, 3.0, 4.0, 5.0]))
+    assert gain == {"mean": pytest.approx(2.0), "standard_error": pytest.approx(1 / np.sqrt(3)), "relative": pytest.approx(0.6)}
+    assert paired_gain(np.array([np.nan]), np.array([1.0])) is None
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

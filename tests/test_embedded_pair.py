@@ -13,7 +13,7 @@ from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.text import encode, load_tokenizer
 
 NAME = "stories260k"
-NEW = 60
+NEW = 48
 BEGINNINGS = [
     "Once upon a time, there was a little girl named Lily.",
     "Tom had a red ball. He",
@@ -41,7 +41,8 @@ def prompts():
 
 
 def expect_equal(retain, draft_choice, *, temperature, top_p=1.0, seed=0):
-    config = DecodeConfig(retain=retain, draft_choice=draft_choice, cache_length=128, block_buckets=(), node_buckets=())
+    room = {} if retain == "none" else {"max_offsets": 15, "num_nodes": 64}
+    config = DecodeConfig(retain=retain, draft_choice=draft_choice, cache_length=128, block_buckets=(), node_buckets=(), **room)
     tokens, lengths = prompts()
     keys = row_keys(jax.random.key(seed), len(tokens))
     sampling = make_sampling(len(tokens), temperature=temperature, top_p=top_p)
@@ -52,11 +53,9 @@ def expect_equal(retain, draft_choice, *, temperature, top_p=1.0, seed=0):
 
 
 def test_greedy_and_sampled_rows_equal_autoregress_on_accepted_drafts():
-    greedy = expect_equal("both", "coupled", temperature=0.0)
-    assert greedy.tau > 2.5
-    assert greedy.shifted_rate > 0.05
-    mixed = expect_equal("both", "coupled", temperature=[0.0, 0.7, 0.7, 1.0, 1.0], top_p=[1, 1, 0.9, 1, 0.9])
-    assert mixed.tau > 1.5
+    summary = expect_equal("both", "coupled", temperature=[0.0, 0.0, 0.0, 0.7, 1.0], top_p=[1.0, 1.0, 1.0, 0.9, 1.0])
+    assert summary.tau > 2.5
+    assert summary.shifted_rate > 0.05
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_tau_on_held_out_stories_keeps_its_floors(models):
     prompts = held_out(20)
     chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
     paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(cache_length=192, block_buckets=(), node_buckets=()))
-    assert chain.mean() > FLOOR_CHAIN
+    assert chain.mean() > 3.6
     assert (paper / chain).mean() > 1.05
 
 

@@ -28,9 +28,10 @@ from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_ke
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
-from reanchor_jax.statistics import summarize
+from reanchor_jax.statistics import summarize, tau_per_prompt
 
 BASELINE = "autoregressive"
+CHAIN = "dflash"
 
 
 class Run(NamedTuple):
@@ -95,6 +96,8 @@ def compare(
 def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run], *, request: Request) -> dict[str, Any]:
     """Figures of all runs as a JSON dict: `methods`, `identical`, `speedup`, `environment`.
 
+    gain_over_chain: of tau over the method dflash, paired by prompt, where dflash is among the methods.
+
     Tokens and seconds are of decoding alone, the prefill and its token excluded. speedup: seconds per token of autoregressive over the
     method's. divergences: where a method's output first differs from autoregressive, with the margin by which the target preferred its
     choice there, in logits (at temperature > 0: after filters, with noise).
@@ -126,6 +129,10 @@ def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run
             "identical": not divergences,
             "divergences": divergences,
         }
+    if CHAIN in methods:
+        chain = _taus(by_method[CHAIN])
+        for name, figures in methods.items():
+            figures["gain_over_chain"] = paired_gain(_taus(by_method[name]), chain)
     for name, figures in methods.items():
         rates = figures["tokens_per_second"], methods[BASELINE]["tokens_per_second"]
         speedup[name] = rates[0] / rates[1] if None not in rates else None
@@ -135,6 +142,25 @@ def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run
         "speedup": speedup,
         "environment": environment(models),
     }
+
+
+def paired_gain(taus: np.ndarray, base: np.ndarray) -> dict[str, float] | None:
+    """Mean difference in tokens per pass over the prompts that have both, its standard error, and its share of the base's mean.
+
+    None if no prompt has both.
+    """
+    difference = taus - base
+    is_both = ~np.isnan(difference)
+    count = int(is_both.sum())
+    if not count:
+        return None
+    mean = float(difference[is_both].mean())
+    error = float(difference[is_both].std(ddof=1) / np.sqrt(count)) if count > 1 else 0.0
+    return {"mean": mean, "standard_error": error, "relative": mean / float(base[is_both].mean())}
+
+
+def _taus(runs: Sequence[Run]) -> np.ndarray:
+    return tau_per_prompt([step_info(outcome) for run in runs for outcome in run.outcomes])
 
 
 def top2_margin(models: Models, ids: Sequence[int], index: int, *, request: Request) -> float:

@@ -99,6 +99,7 @@ def load_peers(directory: Path | str, *, request: Request) -> dict[str, Callable
     with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
         exported = export_huggingface(pairs.path(directory), Path(folder) / "exported")
         target = transformers.AutoModelForCausalLM.from_pretrained(exported / "target", dtype="auto").eval()
+        target.generation_config.eos_token_id = None  # the request says what stops; without this, no stop token would mean the model's own
         drafter = None
         if (exported / "drafter").is_dir():
             from dflash.model import DFlashDraftModel  # pyright: ignore[reportMissingImports]
@@ -124,7 +125,7 @@ def transformers_decode(target: Any, prompt: Sequence[int], *, request: Request)
         attention_mask=torch.ones_like(ids),
         max_new_tokens=request.max_new_tokens,
         do_sample=False,
-        eos_token_id=list(request.stop_token_ids) or [-1],  # -1 for none at all: None would mean the model's own
+        eos_token_id=list(request.stop_token_ids) or None,
         pad_token_id=0,
         streamer=clock,
     )

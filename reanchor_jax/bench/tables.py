@@ -26,10 +26,11 @@ def terminal_table(results: Mapping[str, Any]) -> str:
 
 def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     """A table of tau / speedup, a table of the rest, and what they were measured on."""
-    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error |", "|---|---|---|---|"]
+    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error | τ over dflash |", "|---|---|---|---|---|"]
     for name, figures in results["methods"].items():
         speedup = _number(results["speedup"][name], "{:.2f}x")
-        lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {figures['tau_pooled']:.2f} | {figures['tau_standard_error']:.2f} |")
+        pooled, error, gain = figures["tau_pooled"], figures["tau_standard_error"], _gain(figures)
+        lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {pooled:.2f} | {error:.2f} | {gain} |")
     lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
     lines += ["", "| method | rounds by accepted drafts: 0, 1, 2, … |", "|---|---|"]
@@ -38,6 +39,7 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     lines += [
         "",
+        "τ over dflash: paired by prompt, with the standard error of the mean difference.",
         "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts (pooled: over passes).",
         "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded.",
         "Ceiling: share of passes that accept every draft of a block.",
@@ -95,6 +97,11 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
         ]
         for name, figures in results["methods"].items()
     ]
+
+
+def _gain(figures: Mapping[str, Any]) -> str:
+    gain = figures.get("gain_over_chain")
+    return "-" if gain is None else f"{gain['mean']:+.2f} ± {gain['standard_error']:.2f} ({gain['relative']:+.1%})"
 
 
 def _number(value: float | None, form: str) -> str:
