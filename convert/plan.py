@@ -78,7 +78,16 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
                 problems.append(f"shape: {key} is {list(shape)}, config.json asks for {list(source_shape(needed, transform))}")
             if dtype not in _SAFETENSORS_DTYPES:
                 problems.append(f"dtype: {key} is {dtype}; only {', '.join(_SAFETENSORS_DTYPES)} are converted (no quantised weights)")
-            move = Move(key, file, shape, _SAFETENSORS_DTYPES.get(dtype, dtype), num_bytes, leaf, transform, is_repeat)
+            move = Move(
+                key=key,
+                file=file,
+                shape=shape,
+                dtype=_SAFETENSORS_DTYPES.get(dtype, dtype),
+                num_bytes=num_bytes,
+                leaf=leaf,
+                transform=transform,
+                is_repeat=is_repeat,
+            )
             if is_repeat:
                 repeats.append(move)
             else:

@@ -311,6 +311,9 @@ def _write(
         for name, module in modules.items():
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(fresh / name, args=ocp.args.StandardSave(_nest(leaves(module))))
+            marker = fresh / name / "commit_success.txt"
+            if marker.exists():  # Orbax writes the path on this machine into it, of a folder that will be renamed
+                marker.write_text("Checkpoint commit was successful\n", encoding="utf-8")
     return path
 
 

@@ -28,7 +28,7 @@ from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
-from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
 from reanchor_jax.training.recipe import DrafterShape, RolloutConfig, make_drafter
 from reanchor_jax.training.trainer import TrainConfig
 
@@ -157,13 +157,8 @@ def _bench(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
     # the methods are not among the settings: a run may be resumed with one more
-    settings = json.loads(json.dumps({"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}))
-    found = checkpoint.read_json(out / "settings.json")
-    if found is None:
-        write_text(out / "settings.json", json.dumps(settings) + "\n")
-    elif found != settings:
-        different = sorted(name for name in found.keys() | settings.keys() if found.get(name) != settings.get(name))
-        raise ValueError(f"{out} holds a run with other settings ({', '.join(different)}); choose another --out or the same settings.")
+    settings = {"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}
+    pin_settings(out / "settings.json", settings)
     done = [run for run in compare.read_runs(out / "runs.jsonl") if run.method in names]
     runs = compare.compare(
         loaded.models,
@@ -183,7 +178,7 @@ def _bench(args: argparse.Namespace) -> None:
 
 
 def _train(args: argparse.Namespace) -> None:
-    loaded = _load(args, with_drafter=False)
+    loaded = _load(args)
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, so its texts cannot be read; add tokenizer.json to the directory.")
     mask = args.mask_token_id
@@ -209,10 +204,10 @@ def _train(args: argparse.Namespace) -> None:
     print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")
 
 
-def _load(args: argparse.Namespace, *, with_drafter: bool = True) -> Loaded:
+def _load(args: argparse.Namespace) -> Loaded:
     """Load what --pair, or --target and --drafter, name; a Hugging Face directory is converted into a temporary one on the way."""
     dtype = getattr(args, "dtype", None)
-    drafter = getattr(args, "drafter", None) if with_drafter else None
+    drafter = getattr(args, "drafter", None)
     if args.pair is not None:
         if drafter is not None:
             raise ValueError("--drafter goes with --target; a pair has its own drafter.")
@@ -238,7 +233,6 @@ def _load(args: argparse.Namespace, *, with_drafter: bool = True) -> Loaded:
             fresh = convert(**target, drafter_dir=drafter, out=Path(folder) / "pair", dtype=dtype, show_progress=sys.stderr.isatty())
             assert fresh is not None
             models = checkpoint.load(fresh)
-            models = models if drafter is not None else models._replace(drafter=None)
     return Loaded(directory.resolve().name, models, load_tokenizer(directory))
 
 

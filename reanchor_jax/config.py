@@ -8,14 +8,14 @@ Source: transformers' Llama and Qwen3 configs; z-lab DFlash configs, old layout 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 RopeKind = Literal["default", "llama3", "yarn"]
 RetainPolicy = Literal["none", "baseline", "deepest", "both"]
 DraftChoice = Literal["argmax", "independent", "coupled"]
 
-RETAIN_POLICIES = ("none", "baseline", "deepest", "both")
-DRAFT_CHOICES = ("argmax", "independent", "coupled")
+RETAIN_POLICIES: tuple[RetainPolicy, ...] = get_args(RetainPolicy)
+DRAFT_CHOICES: tuple[DraftChoice, ...] = get_args(DraftChoice)
 CACHE_CHUNK = 64  # slots a plain-XLA attention step reads at once; cache buffers are a multiple of it
 
 
@@ -24,7 +24,8 @@ class RopeConfig:
     """Rotary embedding: frequencies theta^(-2i/A), optionally rescaled.
 
     factor, low_frequency_factor, high_frequency_factor and original_max_positions belong to `llama3` and `yarn`;
-    beta_fast and beta_slow (turns within the original context) and attention_factor (scales cos and sin) to `yarn`.
+    beta_fast and beta_slow (turns within the original context), is_truncated (round the ramp's ends to whole pairs) and
+    attention_factor (scales cos and sin) to `yarn`. original_max_positions is in tokens.
     """
 
     theta: float
@@ -95,7 +96,12 @@ class LayerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """Shape of a Llama-3.x or Qwen3 decoder. eos_token_ids are the ids that end a generation by default."""
+    """Shape of a Llama-3.x or Qwen3 decoder.
+
+    num_heads: query heads. mlp_width: of the gated MLP. layers: one record a decoder layer.
+    has_qk_norm: whether queries and keys are normalised per head. is_tied: whether the head is the embedding.
+    max_positions: positions the model was made for, in tokens. eos_token_ids: ids that end a generation by default.
+    """
 
     family: Literal["llama", "qwen3"]
     vocab_size: int
@@ -110,11 +116,7 @@ class TargetConfig:
     eos_token_ids: tuple[int, ...] = ()
 
     def __post_init__(self):
-        for layer in self.layers:
-            if self.num_heads % layer.num_kv_heads:
-                raise ValueError(
-                    f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({layer.num_kv_heads}); check config.json."
-                )
+        _check_heads(self.num_heads, self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -149,7 +151,7 @@ class TargetConfig:
             mlp_width=_require(config, "intermediate_size"),
             norm_epsilon=_require(config, "rms_norm_eps"),
             layers=tuple(
-                _with_window(shape, window, is_causal=True)
+                replace(shape, window=window)
                 for window in _windows(config, is_used=family == "qwen3" and bool(config.get("use_sliding_window")))
             ),
             has_qk_norm=family == "qwen3",
@@ -165,7 +167,8 @@ class DrafterConfig:
 
     block_size: anchor + drafted tokens (z-lab layout: slot k >= 1 predicts the token at its own position).
     target_layer_ids: 0-based target layers whose outputs are tapped, in the order `fc` expects them.
-    target_vocab_size: vocabulary of the target whose embedding and head the drafter borrows.
+    num_target_layers: layers of the target it was trained for. vocab_size: of that target, whose embedding and head it borrows.
+    mask_token_id: embedding row of the slots that are to be drafted.
     """
 
     vocab_size: int
@@ -194,11 +197,7 @@ class DrafterConfig:
                 raise ValueError(
                     f"target_layer_ids holds {tap}, outside 0..{self.num_target_layers - 1}; ids are 0-based layer outputs of the target."
                 )
-        for layer in self.layers:
-            if self.num_heads % layer.num_kv_heads:
-                raise ValueError(
-                    f"num_heads ({self.num_heads}) must be a multiple of num_kv_heads ({layer.num_kv_heads}); check config.json."
-                )
+        _check_heads(self.num_heads, self.layers)
 
     @property
     def num_layers(self) -> int:
@@ -246,7 +245,7 @@ class DrafterConfig:
             norm_epsilon=_require(config, "rms_norm_eps"),
             # without a top-level is_causal, sliding layers are causal inside the block and full layers are not
             layers=tuple(
-                _with_window(shape, window, is_causal=window is not None if is_causal is None else bool(is_causal)) for window in windows
+                replace(shape, window=window, is_causal=window is not None if is_causal is None else bool(is_causal)) for window in windows
             ),
             block_size=int(require("block_size")),
             mask_token_id=int(require("mask_token_id")),
@@ -261,7 +260,7 @@ class DecodeConfig:
 
     is_speculative: False means one target token a round and no drafter.
     retain: which rejected nodes' states condition shifted blocks in the next round.
-    max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (B-1 for a block of B; see `resolve`).
+    max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
     num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, else its square, at most 256.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
     cache_length: most tokens (prompt + generated) a row can hold.
@@ -386,8 +385,10 @@ def _windows(config: Mapping[str, Any], *, is_used: bool) -> tuple[int | None, .
     return tuple(windows)
 
 
-def _with_window(shape: LayerConfig, window: int | None, *, is_causal: bool) -> LayerConfig:
-    return LayerConfig(num_kv_heads=shape.num_kv_heads, head_size=shape.head_size, rope=shape.rope, window=window, is_causal=is_causal)
+def _check_heads(num_heads: int, layers: tuple[LayerConfig, ...]) -> None:
+    for layer in layers:
+        if num_heads % layer.num_kv_heads:
+            raise ValueError(f"num_heads ({num_heads}) must be a multiple of num_kv_heads ({layer.num_kv_heads}); check config.json.")
 
 
 def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:

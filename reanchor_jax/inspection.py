@@ -15,7 +15,10 @@ from reanchor_jax.config import DrafterConfig, TargetConfig
 
 
 def describe(path: Path | str) -> str:
-    """Tell in a table what a directory holds: sizes, parameters, bytes, cache bytes per token, provenance. Reads no weights."""
+    """Tell in a table what a directory holds: sizes, parameters, bytes, cache bytes per token, provenance.
+
+    Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.read_contents` and `checkpoint.stored_leaves`.
+    """
     path = Path(path)
     found = checkpoint.read_contents(path)
     columns: dict[str, dict[str, str]] = {}

@@ -7,9 +7,11 @@ Source: Hugging Face tokenizers, loaded without PyTorch.
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from reanchor_jax.checkpoint import read_json
 
 _UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
 
@@ -157,6 +159,30 @@ def write_text(path: Path | str, text: str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def pin_settings(path: Path | str, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a run that can be resumed, as JSON, or compare them with those already there.
+
+    Raises ValueError that names what differs, one level deep in nested settings.
+    """
+    path, given = Path(path), json.loads(json.dumps(settings))
+    found = read_json(path)
+    if found is None:
+        write_text(path, json.dumps(given, indent=2) + "\n")
+    elif found != given:
+        given, found = _flatten(given), _flatten(found)
+        different = sorted(name for name in given.keys() | found.keys() if given.get(name) != found.get(name))
+        raise ValueError(
+            f"{path.parent} holds a run with other settings ({', '.join(different)}); choose another folder or the same settings."
+        )
+
+
+def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
+    flat = {}
+    for name, value in settings.items():
+        flat |= {f"{name}.{inner}": found for inner, found in value.items()} if isinstance(value, dict) else {name: value}
+    return flat
 
 
 def _parse(line: str, place: str) -> dict[str, Any]:

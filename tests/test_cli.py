@@ -265,7 +265,7 @@ def test_train_makes_a_drafter_and_resumes_its_rollouts(capsys, pair, tmp_path, 
         assert _run(capsys, *arguments)[0] == 0
     status, _, err = _run(capsys, *arguments, "--num-layers", 2)
     assert status == 2
-    assert "another recipe (drafter.layer_types, drafter.num_hidden_layers)" in err
+    assert "other settings (drafter.layer_types, drafter.num_hidden_layers)" in err
 
 
 def test_later_parts_of_a_text_begin_at_its_paragraphs():

@@ -77,7 +77,14 @@ def compare(
             middle = time.perf_counter()
             state, info = jax.block_until_ready(run_rounds(models, state, config=config, request=request))
             end = time.perf_counter()
-            return Run(name, first, warmup_seconds, middle - start, end - middle, outcomes(begun, info, state, len(indices)))
+            return Run(
+                method=name,
+                first=first,
+                warmup_seconds=warmup_seconds,
+                prefill_seconds=middle - start,
+                decode_seconds=end - middle,
+                outcomes=outcomes(begun, info, state, len(indices)),
+            )
 
         warmups = {}
         for name in dict.fromkeys(name for name, _ in todo):
@@ -94,13 +101,12 @@ def compare(
 
 
 def results(models: Models, prompts: Sequence[Sequence[int]], runs: Sequence[Run], *, request: Request) -> dict[str, Any]:
-    """Figures of all runs as a JSON dict: `methods`, `identical`, `speedup`, `environment`.
-
-    gain_over_chain: of tau over the method dflash, paired by prompt, where dflash is among the methods.
+    """Figures of all runs as a JSON dict: `methods`, `identical`, `speedup`, `environment`. The runs must include autoregressive's.
 
     Tokens and seconds are of decoding alone, the prefill and its token excluded. speedup: seconds per token of autoregressive over the
-    method's. divergences: where a method's output first differs from autoregressive, with the margin by which the target preferred its
-    choice there, in logits (at temperature > 0: after filters, with noise).
+    method's. gain_over_chain: of tau over the method dflash, paired by prompt, where dflash is among the methods. divergences: where a
+    method's output first differs from autoregressive, with the margin by which the target preferred its choice there, in logits (at
+    temperature > 0: after filters, with noise).
     """
     block_size = models.drafter.config.block_size if models.drafter is not None else 1
     by_method: dict[str, list[Run]] = {}

@@ -61,8 +61,10 @@ def run(name_or_directory: str) -> dict[str, Any]:
     print(f"\nidentical output: {'yes' if figures['identical'] else 'NO'}")
     for line in tables.divergence_lines(figures):
         print(line)
+    print()
     if sizes[1] > sizes[0] / 4:
-        print(f"\nThe drafter has {sizes[1] / sizes[0]:.1f} times the parameters of its target: a draft costs what it could save.")
+        print(f"The drafter has {sizes[1] / sizes[0]:.1f} times the parameters of its target: a draft costs what it could save.")
+    print("A drafter trained on stories that begin like these has it easy: on unseen texts tau is lower.")
     if any(value is not None and value < 1 for value in figures["speedup"].values()):
         print("Models this small are limited by arithmetic, not by reading weights: every")
         print("extra token of a pass takes its time. Look at tau and the equal outputs here.")

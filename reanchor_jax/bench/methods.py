@@ -17,7 +17,7 @@ import numpy as np
 from reanchor_jax.config import CACHE_CHUNK, DRAFT_CHOICES, RETAIN_POLICIES, DecodeConfig, DraftChoice
 from reanchor_jax.decoding.loop import prefill, step
 from reanchor_jax.decoding.sampling import Sampling, make_sampling
-from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState
+from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import Emitted, StepInfo
@@ -133,7 +133,7 @@ def run_rounds(
 
     The StepInfo is stacked, [rounds B], its emitted tokens included; rounds that did not happen hold 0.
     """
-    size = -(-request.max_new_tokens // CACHE_CHUNK) * CACHE_CHUNK  # many values of max_new_tokens share one program
+    size = round_up(request.max_new_tokens, CACHE_CHUNK)  # many values of max_new_tokens share one program
     return _rounds(models, state, jnp.int32(size if limit is None else limit), config=config, size=size)
 
 
@@ -225,4 +225,4 @@ def _cache_length(models: Models, prompts: Sequence[Sequence[int]], request: Req
             f"prompt {longest} ({len(prompts[longest])} tokens) + max_new_tokens ({request.max_new_tokens}) exceed {what}; "
             "shorten the prompt or ask for fewer tokens."
         )
-    return request.cache_length or min(-(-needed // CACHE_CHUNK) * CACHE_CHUNK, limit)
+    return request.cache_length or min(round_up(needed, CACHE_CHUNK), limit)

@@ -21,10 +21,17 @@ _STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another nu
 def check_request(
     models: Models, prompts, prompt_lengths, config: DecodeConfig, sampling: Sampling | None, max_new_tokens: int, budgets
 ) -> Int[Array, " B"]:
-    """Check everything that can be known on the host; return the rows' budgets."""
+    """Check everything that can be known on the host; return the rows' budgets, at most max_new_tokens.
+
+    Raises ValueError. Of traced arrays only shapes are checked, and every row is then taken to be as long as the prompts' buffer.
+    """
     target = models.target.config
     if config.is_speculative:
-        check_pair(target, require_drafter(models).config)
+        drafter = require_drafter(models)
+        check_pair(target, drafter.config)
+        dtypes = models.target.norm.scale[...].dtype, drafter.norm.scale[...].dtype
+        if dtypes[0] != dtypes[1]:
+            raise ValueError(f"target ({dtypes[0]}) and drafter ({dtypes[1]}) must have one dtype; load both with the same dtype.")
         resolve_config(models, config)
     if config.cache_length > target.max_positions:
         raise ValueError(
@@ -65,6 +72,10 @@ def check_request(
 
 
 def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:
+    """Stop ids as an array of a size that seldom changes; unused entries hold -1. Traced ids are taken as they are.
+
+    Raises ValueError for an id outside the vocabulary.
+    """
     if is_traced(stop_token_ids):
         return stop_token_ids.astype(jnp.int32)
     ids = np.asarray(stop_token_ids).reshape(-1)
@@ -79,6 +90,7 @@ def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:
 
 
 def is_traced(x) -> bool:
+    """Whether the value of x is unknown until the program runs."""
     return isinstance(x, Tracer)
 
 

@@ -72,7 +72,10 @@ def make_sampling(
 
 
 def row_keys(key: Key[Array, ""] | Key[Array, " B"] | Array, num_rows: int) -> Key[Array, " B"]:
-    """One key per row: folded by row index from one key, or the given ones. Raw uint32 keys are wrapped."""
+    """One key per row: folded by row index from one key, or the given ones. Raw uint32 keys are wrapped.
+
+    Raises ValueError for any other number of keys.
+    """
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if key.ndim == 0:

@@ -66,10 +66,12 @@ class Generation(NamedTuple):
 
 
 def resolve_config(models: Models, config: DecodeConfig) -> DecodeConfig:
+    """The config with what depends on the drafter's block size filled in. Raises ValueError as `require_drafter` and `resolve`."""
     return config.resolve(require_drafter(models).config.block_size) if config.is_speculative else config
 
 
 def require_drafter(models: Models) -> Drafter:
+    """The drafter. Raises ValueError if there is none."""
     if models.drafter is None:
         raise ValueError("this config drafts, but models.drafter is None; load a pair or use DecodeConfig.autoregressive().")
     return models.drafter
@@ -91,4 +93,5 @@ def num_slots(drafter: Drafter | None, config: DecodeConfig) -> int:
 
 
 def round_up(x: int, multiple: int) -> int:
+    """The least multiple that is x or more."""
     return -(-x // multiple) * multiple

@@ -8,7 +8,7 @@ Source: tree attention (SpecInfer, Miao et al. 2024); a node of depth j stands a
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from reanchor_jax.cache import Committed
 from reanchor_jax.decoding.sampling import Choice, Sampling, choose
@@ -64,6 +64,6 @@ def first_nodes(trie: Trie, num_nodes: int) -> Trie:
     )
 
 
-def prompt_mask(num_tokens: int):
-    """Causal mask of num_tokens consecutive tokens, [1 T T]."""
+def prompt_mask(num_tokens: int) -> Bool[Array, "1 T T"]:
+    """Causal mask of num_tokens consecutive tokens."""
     return jnp.tril(jnp.ones((1, num_tokens, num_tokens), bool))

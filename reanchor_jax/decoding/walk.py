@@ -2,7 +2,7 @@
 
 In: a Trie and the target's token at every node.
 Out: the path walked and how many tokens it emits. The emitted tokens are the target's own at the nodes walked, so the last is the bonus.
-Source: sample-wise verification (ReAnchor, Preliminaries). As all nodes of a depth share their noise, at most one child can match.
+Source: sample-wise verification (ReAnchor, Preliminaries). Children of one node carry different tokens, so at most one of them matches.
 """
 
 from typing import NamedTuple

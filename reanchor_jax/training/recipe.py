@@ -18,12 +18,12 @@ import jax
 import numpy as np
 
 from reanchor_jax import checkpoint
-from reanchor_jax.config import CACHE_CHUNK, DecodeConfig, DrafterConfig, TargetConfig
+from reanchor_jax.config import DecodeConfig, DrafterConfig, TargetConfig
 from reanchor_jax.decoding.loop import generate
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
-from reanchor_jax.text import write_text
+from reanchor_jax.text import pin_settings
 from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
 from reanchor_jax.training.trainer import TrainConfig, init_drafter, train
 
@@ -131,7 +131,7 @@ def make_drafter(
     """Run or resume the whole recipe in `out`; return the drafter's directory.
 
     sources: what to say in the provenance about where target and texts come from.
-    Raises ValueError if `out` holds another recipe, or for texts too few or too short.
+    Raises ValueError if `out` holds a run of other settings, or for texts too few or too short.
     """
     huggingface = shape.huggingface(target.config)
     if len(texts) <= rollout_config.num_held_out:
@@ -147,7 +147,7 @@ def make_drafter(
     }
     recipe = {"sources": dict(sources), "rollouts": sampling, "drafter": huggingface, "training": dataclasses.asdict(config)}
     out.mkdir(parents=True, exist_ok=True)
-    _check_same_recipe(out / "recipe.json", recipe)
+    pin_settings(out / "recipe.json", recipe)
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
     if rollouts is None:
         whole = [encode(text) for text in known]
@@ -185,7 +185,7 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
     prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
     if not prompts:
         raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")
-    cache_length = min(-(-(_EVALUATED_PROMPT + _EVALUATED_NEW) // CACHE_CHUNK) * CACHE_CHUNK, target.config.max_positions)
+    num_new = min(_EVALUATED_NEW, target.config.max_positions - _EVALUATED_PROMPT)
 
     def evaluate(drafter: Drafter) -> dict[str, float]:
         result = generate(
@@ -193,8 +193,8 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
             np.asarray(prompts, np.int32),
             np.full((len(prompts),), _EVALUATED_PROMPT, np.int32),
             jax.random.key(0),
-            config=DecodeConfig.dflash(cache_length=cache_length),
-            max_new_tokens=cache_length - _EVALUATED_PROMPT if cache_length < _EVALUATED_PROMPT + _EVALUATED_NEW else _EVALUATED_NEW,
+            config=DecodeConfig.dflash(cache_length=_EVALUATED_PROMPT + num_new),
+            max_new_tokens=num_new,
         )
         summary = summarize([result.info], block_size=drafter.config.block_size)
         return {"tau": round(summary.tau, 4), "tau_standard_error": round(summary.tau_standard_error, 4)}
@@ -228,20 +228,3 @@ def _load_rollouts(path: Path, settings: Mapping[str, Any]) -> Rollouts | None:
             return Rollouts(tokens=stored["tokens"], starts=stored["starts"])
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it to sample again.") from error
-
-
-def _check_same_recipe(path: Path, recipe: Mapping[str, Any]) -> None:
-    given = json.loads(json.dumps(recipe))
-    found = checkpoint.read_json(path)
-    if found is None:
-        write_text(path, json.dumps(given, indent=2) + "\n")
-    elif found != given:
-        different = sorted(
-            f"{part}.{name}"
-            for part in given
-            for name in given[part].keys() | found.get(part, {}).keys()
-            if given[part].get(name) != found.get(part, {}).get(name)
-        )
-        raise ValueError(
-            f"{path.parent} holds a run of another recipe ({', '.join(different)}); choose another --out or the same settings."
-        )

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from reanchor_jax.config import CACHE_CHUNK, DecodeConfig
+from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.models.drafter import Models
@@ -44,7 +44,7 @@ def roll_out(
     for index, prompt in enumerate(prompts):
         if not 0 < len(prompt) < length:
             raise ValueError(f"prompt {index} has {len(prompt)} tokens; it must have 1..{length - 1} to be continued to {length}.")
-    config = DecodeConfig.autoregressive(cache_length=-(-length // CACHE_CHUNK) * CACHE_CHUNK)
+    config = DecodeConfig.autoregressive(cache_length=length)
     tokens = np.zeros((len(prompts), length), np.int32)
     starts = np.asarray([len(prompt) for prompt in prompts], np.int32)
     # rows of similar prompt length share a batch: the row that still has most to write decides how long it takes

@@ -23,6 +23,7 @@ from reanchor_jax import checkpoint
 from reanchor_jax.config import DrafterConfig
 from reanchor_jax.models.drafter import Drafter
 from reanchor_jax.models.target import Target
+from reanchor_jax.text import pin_settings
 from reanchor_jax.training.losses import dflash_loss
 from reanchor_jax.training.rollouts import Rollouts
 
@@ -90,7 +91,7 @@ def train(
     if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
         raise ValueError(f"sequences of {rollouts.tokens.shape[1]} tokens are too short for blocks of {drafter.config.block_size}.")
     out.mkdir(parents=True, exist_ok=True)
-    _check_same_run(out / "train_config.json", config)
+    pin_settings(out / "train_config.json", asdict(config))
     optimizer = _optimizer(config)
     weights = {name: jnp.copy(value) for name, value in checkpoint.leaves(drafter).items()}  # the caller's own would be donated
     state = {"weights": weights, "optimizer": optimizer.init(weights)}
@@ -148,17 +149,3 @@ def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
     else:
         inner = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay)
     return optax.chain(optax.clip_by_global_norm(1.0), inner)
-
-
-def _check_same_run(path: Path, config: TrainConfig) -> None:
-    if path.exists():
-        found = json.loads(path.read_text())
-        if found != asdict(config):
-            different = sorted(name for name in found.keys() | asdict(config).keys() if found.get(name) != asdict(config).get(name))
-            raise ValueError(
-                f"{path.parent} holds a run with other settings ({', '.join(different)}); choose another folder or the same settings."
-            )
-        return
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(asdict(config), indent=2))
-    temporary.rename(path)
