@@ -8,6 +8,8 @@ from reanchor_jax.decoding.attach import find_sites, make_paths
 
 ROWS, BLOCKS, SLOTS = 41, 6, 5
 
+find_jit, make_jit = jax.jit(find_sites), jax.jit(make_paths)
+
 
 def drawn(seed, *, vocab_size=4):
     rng = np.random.default_rng(seed)
@@ -17,10 +19,9 @@ def drawn(seed, *, vocab_size=4):
 
 
 def test_sites_are_the_earliest_match_and_minus_one_without_one():
-    find = jax.jit(find_sites)
     for seed in range(20):
         blocks, is_block = drawn(seed)
-        sites = np.asarray(find(blocks[:, 0], blocks[:, :, 0], is_block))
+        sites = np.asarray(find_jit(blocks[:, 0], blocks[:, :, 0], is_block))
         for row in range(ROWS):
             baseline = blocks[row, 0].tolist()
             for index in range(BLOCKS):
@@ -30,18 +31,17 @@ def test_sites_are_the_earliest_match_and_minus_one_without_one():
 
 
 def test_a_block_whose_anchor_is_the_current_anchor_stands_at_zero():
-    sites = find_sites(jnp.asarray([[7, 3, 7, 5]]), jnp.asarray([[7, 7, 5, 9, 3]]), jnp.asarray([[True, True, True, True, False]]))
+    sites = find_jit(jnp.asarray([[7, 3, 7, 5]]), jnp.asarray([[7, 7, 5, 9, 3]]), jnp.asarray([[True, True, True, True, False]]))
     assert sites.tolist() == [[0, 0, 3, -1, -1]]
 
 
 def test_paths_are_baseline_prefixes_followed_by_blocks():
-    make = jax.jit(make_paths)
     rng = np.random.default_rng(3)
     for seed in range(20):
         blocks, _ = drawn(seed, vocab_size=50)
         sites = rng.integers(-1, SLOTS, size=(ROWS, BLOCKS)).astype(np.int32)
         sites[:, 0] = 0
-        paths = make(blocks, sites)
+        paths = make_jit(blocks, sites)
         assert paths.tokens.shape == (ROWS, BLOCKS, 2 * SLOTS - 1)
         for row in range(ROWS):
             for index in range(BLOCKS):
@@ -55,8 +55,8 @@ def test_the_papers_example_attaches_behind_the_matching_token():
     """Baseline a b c d; a block re-anchored on c continues behind a b."""
     a, b, c, d, e, f, g = range(1, 8)
     blocks = jnp.asarray([[[a, b, c, d], [c, e, f, g]]])
-    sites = find_sites(blocks[:, 0], blocks[:, :, 0], jnp.ones((1, 2), bool))
-    paths = make_paths(blocks, sites)
+    sites = find_jit(blocks[:, 0], blocks[:, :, 0], jnp.ones((1, 2), bool))
+    paths = make_jit(blocks, sites)
     assert sites.tolist() == [[0, 2]]
     assert paths.tokens.tolist() == [[[a, b, c, d, 0, 0, 0], [a, b, c, e, f, g, 0]]]
     assert paths.lengths.tolist() == [[4, 6]]

@@ -17,7 +17,7 @@ VOCAB, LONG, ROWS = 4, 4, 2000
 PROMPT = [2, 0, 3, 1, 1]
 FALSE_ALARM = 1e-6  # odds that one of these tests fails though all is well; keys are fixed, so a pass stays a pass
 
-QUICK = {("none", "independent"), ("both", "argmax"), ("both", "coupled")}
+QUICK = {("none", "independent"), ("both", "coupled")}
 CASES = [
     pytest.param(retain, choice, marks=() if (retain, choice) in QUICK else pytest.mark.slow)
     for retain in ("none", "both")

@@ -62,7 +62,7 @@ def emitted_rows(first, infos):
 
 @pytest.fixture(scope="module")
 def stepped():
-    """Rounds of the speculative config under a user's jit, state donated: the prefill's tokens, StepInfo of each round, the last state."""
+    """Rounds of the speculative config under a user's jit, state donated: the prefill's tokens, StepInfo of each round, last state."""
     jitted = jax.jit(functools.partial(step, config=CONFIG), donate_argnums=1)
     state, first = begin(mini(), *request_of(3), config=CONFIG)
     infos = []
@@ -77,11 +77,37 @@ def stepped():
     assert not info.num_emitted.any()
     assert (again.finish == 2).all()
     assert jitted._cache_size() == 1
-    return first, infos
+    return first, infos, again
 
 
 def test_steps_under_jit_with_a_donated_state_emit_what_generate_emits(stepped):
-    assert emitted_rows(*stepped) == expected(3).tokens.tolist()
+    first, infos, _ = stepped
+    assert emitted_rows(first, infos) == expected(3).tokens.tolist()
+
+
+def test_caches_hold_what_one_pass_over_the_committed_text_computes(stepped):
+    """Through accepted paths of both kinds of block; the drafter's cache never shows in the text, so only this tells it is right."""
+    first, infos, state = stepped
+    assert any(np.asarray(info.is_shifted).any() for info in infos)
+    tokens, lengths, _ = request_of(3)
+    rows = emitted_rows(first, infos)
+    np.testing.assert_array_equal(state.lengths, lengths + NEW - 1)
+    for row, emitted in enumerate(rows):
+        text = [*np.asarray(tokens[row, : lengths[row]]).tolist(), *emitted[:-1]]
+        padded = jnp.asarray([text + [0] * (CACHE_LENGTH - len(text))], jnp.int32)
+        for ours, theirs in zip((state.target_cache, state.drafter_cache), keys_values_of_text(mini(), padded), strict=True):
+            for buffer, one_pass in zip(ours, theirs, strict=True):
+                np.testing.assert_allclose(buffer[row, :, : len(text)], one_pass[0, :, : len(text)], atol=1e-5)
+
+
+@jax.jit
+def keys_values_of_text(models, tokens):
+    """Keys and values of target and drafter for every place of a text, from one pass without a cache."""
+    count = tokens.shape[1]
+    positions = jnp.arange(count, dtype=jnp.int32)[None]
+    mask = jnp.tril(jnp.ones((1, count, count), bool))
+    output = models.target(tokens, positions, mask, target_layer_ids=models.drafter.config.target_layer_ids)
+    return output.keys_values, models.drafter.context_keys_values(models.drafter.features(output.taps), positions)
 
 
 def test_a_fixed_number_of_rounds_under_scan_in_buckets_emits_the_same_in_the_same_rounds(stepped):
@@ -96,7 +122,7 @@ def test_a_fixed_number_of_rounds_under_scan_in_buckets_emits_the_same_in_the_sa
     assert (state.finish == 2).all()
     unstacked = [jax.tree.map(lambda field, index=index: field[index], infos) for index in range(NEW - 1)]
     assert emitted_rows(first, unstacked) == expected(3).tokens.tolist()
-    for ours, theirs in zip(unstacked, stepped[1], strict=False):
+    for ours, theirs in zip(unstacked, stepped[1], strict=False):  # what follows is empty
         for name in ours._fields[1:]:
             np.testing.assert_array_equal(getattr(ours, name), getattr(theirs, name), err_msg=name)
     assert not np.asarray(infos.num_emitted)[len(stepped[1]) :].any()

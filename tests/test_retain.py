@@ -60,7 +60,7 @@ def test_a_tie_of_depth_goes_to_the_lowest_path():
     nodes = oracle.merge([[1, 2], [1, 3, 4], [1, 5, 6]])
     target = jnp.arange(50, 50 + len(nodes), dtype=jnp.int32)[None]
     features = jnp.zeros((1, len(nodes), WIDTH))
-    kept = retain(oracle.stack([nodes], len(nodes)), target, features, jnp.asarray([0]), policy="deepest", max_offsets=3)
+    kept = jitted("deepest", 3)(oracle.stack([nodes], len(nodes)), target, features, jnp.asarray([0]))
     assert kept.counts.tolist() == [2]
     assert kept.tokens.tolist() == [[52, 53, 0]]
     assert kept.offsets.tolist() == [[1, 2, 1]]
@@ -70,7 +70,7 @@ def test_the_first_entry_of_a_chain_stands_one_behind_the_new_anchor():
     """The node behind the last accepted one was computed at the position where the new anchor now stands."""
     nodes = oracle.merge([[1, 2, 3, 4, 5]])
     target = jnp.asarray([[2, 9, 7, 8, 6]], jnp.int32)
-    kept = retain(oracle.stack([nodes], 5), target, jnp.zeros((1, 5, WIDTH)), jnp.asarray([1]), policy="baseline", max_offsets=6)
+    kept = jitted("baseline", 6)(oracle.stack([nodes], 5), target, jnp.zeros((1, 5, WIDTH)), jnp.asarray([1]))
     assert kept.tokens.tolist() == [[7, 8, 6, 0, 0, 0]]
     assert kept.offsets.tolist() == [[1, 2, 3, 1, 1, 1]]
     np.testing.assert_array_equal(kept.visible[0, :3, :3], np.tril(np.ones((3, 3), bool)))
@@ -81,14 +81,7 @@ def test_the_first_entry_of_a_chain_stands_one_behind_the_new_anchor():
 def test_nothing_is_retained_at_the_start():
     empty = init_retained(3, max_offsets=5, width=WIDTH, dtype=jnp.float32)
     nodes = oracle.merge([[1]])
-    kept = retain(
-        oracle.stack([nodes] * 3, 2),
-        jnp.ones((3, 2), jnp.int32),
-        jnp.ones((3, 2, WIDTH)),
-        jnp.zeros(3, jnp.int32),
-        policy="both",
-        max_offsets=5,
-    )
+    kept = jitted("both", 5)(oracle.stack([nodes] * 3, 2), jnp.ones((3, 2), jnp.int32), jnp.ones((3, 2, WIDTH)), jnp.zeros(3, jnp.int32))
     for one, other in zip(kept, empty, strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)

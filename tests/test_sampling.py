@@ -12,6 +12,8 @@ ROWS, PLACES, VOCAB = 19, 3, 23
 
 filter_jit = jax.jit(filter_logits)
 choose_jit = jax.jit(choose)
+noise_jit = jax.jit(position_noise, static_argnames="vocab_size")
+draft_noise_jit = jax.jit(draft_noise, static_argnames=("first_block", "vocab_size"))
 
 
 def kept_tokens(logits, temperature, top_k, top_p, min_p):
@@ -95,7 +97,7 @@ def test_filters_equal_transformers_warpers():
 def test_noise_is_the_gumbel_noise_of_the_row_key_folded_by_the_position():
     keys = row_keys(jax.random.key(5), 4)
     positions = jnp.asarray([[0, 1, 2], [7, 8, 9], [1000, 1001, 1002], [8, 3, 2**31 - 1]], jnp.int32)
-    noise = jax.jit(position_noise, static_argnames="vocab_size")(keys, positions, vocab_size=VOCAB)
+    noise = noise_jit(keys, positions, vocab_size=VOCAB)
     for row in range(4):
         for place in range(3):
             key = jax.random.fold_in(jax.random.fold_in(jax.random.key(5), row), int(positions[row, place]))
@@ -105,12 +107,12 @@ def test_noise_is_the_gumbel_noise_of_the_row_key_folded_by_the_position():
 def test_a_drafts_own_noise_is_that_of_no_position_and_no_other_block():
     keys = row_keys(jax.random.key(5), 2)
     positions = jnp.broadcast_to(jnp.arange(3, dtype=jnp.int32), (2, 4, 3))
-    own = np.asarray(draft_noise(keys, positions, first_block=1, vocab_size=VOCAB))
-    target = np.asarray(position_noise(keys, jnp.broadcast_to(jnp.arange(50, dtype=jnp.int32), (2, 50)), vocab_size=VOCAB))
+    own = np.asarray(draft_noise_jit(keys, positions, first_block=1, vocab_size=VOCAB))
+    target = np.asarray(noise_jit(keys, jnp.broadcast_to(jnp.arange(50, dtype=jnp.int32), (2, 50)), vocab_size=VOCAB))
     values = np.concatenate([own.reshape(-1), target.reshape(-1)])
     assert np.unique(values).size > 0.999 * values.size  # float32 repeats a few values by chance
     # the numbering of blocks is absolute, so a smaller bucket draws the same
-    np.testing.assert_array_equal(own[:, 1:], draft_noise(keys, positions[:, 1:], first_block=2, vocab_size=VOCAB))
+    np.testing.assert_array_equal(own[:, 1:], draft_noise_jit(keys, positions[:, 1:], first_block=2, vocab_size=VOCAB))
 
 
 def test_row_keys_are_folded_from_one_key_or_given():
@@ -127,7 +129,7 @@ def test_row_keys_are_folded_from_one_key_or_given():
 def test_a_tiny_temperature_is_the_argmax(temperature):
     """1e-42 is subnormal in float32, where a CPU may flush it to 0."""
     _, logits = drawn(7, is_tied=False)
-    noise = position_noise(row_keys(jax.random.key(1), ROWS), jnp.zeros((ROWS, PLACES), jnp.int32), vocab_size=VOCAB)
+    noise = noise_jit(row_keys(jax.random.key(1), ROWS), jnp.zeros((ROWS, PLACES), jnp.int32), vocab_size=VOCAB)
     places = jnp.broadcast_to(jnp.arange(PLACES, dtype=jnp.int32), (ROWS, PLACES))
     chosen = choose_jit(logits, make_sampling(ROWS, temperature=temperature, top_p=0.9), noise, places)
     np.testing.assert_array_equal(chosen.tokens, logits.argmax(axis=-1))
@@ -138,7 +140,7 @@ def test_rows_of_temperature_zero_are_greedy_beside_sampled_ones():
     rng, logits = drawn(11, is_tied=True)
     temperature = rng.choice([0.0, 1e-30, 0.7, 1.0], ROWS)
     sampling = make_sampling(ROWS, temperature=temperature, top_k=7, top_p=0.95, min_p=0.01)
-    noise = position_noise(row_keys(jax.random.key(2), ROWS), jnp.zeros((ROWS, 5), jnp.int32) + jnp.arange(5)[None], vocab_size=VOCAB)
+    noise = noise_jit(row_keys(jax.random.key(2), ROWS), jnp.zeros((ROWS, 5), jnp.int32) + jnp.arange(5)[None], vocab_size=VOCAB)
     places = rng.integers(5, size=(ROWS, PLACES)).astype(np.int32)
     chosen = choose_jit(logits, sampling, noise, places)
     filtered = np.asarray(filter_jit(logits, sampling))

@@ -85,7 +85,7 @@ def test_padding_holds_its_documented_values():
 
 def test_three_paths_by_hand():
     paths = Paths(tokens=jnp.asarray([[[5, 6, 7, 0], [5, 6, 8, 9], [5, 6, 8, 4]]]), lengths=jnp.asarray([[3, 4, 4]]))
-    trie = merge(paths, num_nodes=5)
+    trie = jitted(5)(paths)
     assert trie.tokens.tolist() == [[5, 6, 7, 8, 9]]
     assert trie.parents.tolist() == [[0, 0, 1, 1, 3]]
     assert trie.depths.tolist() == [[0, 1, 2, 2, 3]]

@@ -53,8 +53,8 @@ class Request:
         for name in ("max_new_tokens", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if not 0 <= self.seed < 2**63:
-            raise ValueError(f"seed must lie in 0..2^63-1; got {self.seed}.")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed must lie in 0..2^32-1; got {self.seed}.")
         if self.draft_choice not in DRAFT_CHOICES:
             raise ValueError(f"draft_choice must be one of {', '.join(DRAFT_CHOICES)}; got {self.draft_choice!r}.")
         make_sampling(1, temperature=self.temperature, top_k=self.top_k, top_p=self.top_p, min_p=self.min_p)

@@ -92,7 +92,7 @@ def load_peers(directory: Path | str, *, request: Request) -> dict[str, Callable
 
     The loop of dflash is left out where the directory has no drafter. Raises ImportError if PyTorch or dflash is not installed.
     """
-    import torch
+    import torch  # pyright: ignore[reportMissingImports] - an extra
     import transformers
 
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
@@ -102,7 +102,7 @@ def load_peers(directory: Path | str, *, request: Request) -> dict[str, Callable
         target.generation_config.eos_token_id = None  # the request says what stops; without this, no stop token would mean the model's own
         drafter = None
         if (exported / "drafter").is_dir():
-            from dflash.model import DFlashDraftModel  # pyright: ignore[reportMissingImports]
+            from dflash.model import DFlashDraftModel  # pyright: ignore[reportMissingImports]  # pyright: ignore[reportMissingImports] - an extra
 
             drafter = DFlashDraftModel.from_pretrained(exported / "drafter", dtype="auto").eval()
     peers: dict[str, Callable[[Sequence[int]], Decoded]] = {
@@ -115,7 +115,7 @@ def load_peers(directory: Path | str, *, request: Request) -> dict[str, Callable
 
 def transformers_decode(target: Any, prompt: Sequence[int], *, request: Request) -> Decoded:
     """Greedy `generate` of transformers, with its own cache and attention."""
-    import torch
+    import torch  # pyright: ignore[reportMissingImports] - an extra
 
     clock = _FirstToken()
     ids = torch.tensor([list(prompt)])
@@ -142,15 +142,16 @@ def transformers_decode(target: Any, prompt: Sequence[int], *, request: Request)
 
 def dflash_decode(target: Any, drafter: Any, prompt: Sequence[int], *, request: Request) -> Decoded:
     """`dflash_generate` of the dflash package, timed by itself; its clock waits for CUDA, so without CUDA it gets a plain one."""
-    import torch
-    from dflash import model as dflash  # pyright: ignore[reportMissingImports]
+    import torch  # pyright: ignore[reportMissingImports] - an extra
+    from dflash import model as dflash  # pyright: ignore[reportMissingImports]  # pyright: ignore[reportMissingImports] - an extra
 
+    ids: Any = torch.tensor([list(prompt)])
     clock = dflash._cuda_time if torch.cuda.is_available() else time.perf_counter
     with mock.patch.object(dflash, "_cuda_time", clock):
         result = dflash.dflash_generate(
             drafter,
             target,
-            torch.tensor([list(prompt)]),
+            ids,
             request.max_new_tokens,
             list(request.stop_token_ids) or None,
             return_stats=True,
@@ -190,7 +191,7 @@ def _run(name: str, first: int, decoded: Decoded, warmup_seconds: float, request
 
 
 def _versions() -> dict[str, str]:
-    import torch
+    import torch  # pyright: ignore[reportMissingImports] - an extra
     import transformers
 
     return {"torch": torch.__version__, "transformers": transformers.__version__}

@@ -50,10 +50,18 @@ def draft_blocks(
     noise: the target's own noise for the tokens 1, 2, ... positions after the anchor; read only by the coupled choice.
     """
     num_shifted = num_blocks - 1
-    block_anchors = jnp.concatenate([anchors[:, None], retained.tokens[:, :num_shifted]], axis=1)
-    offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets[:, :num_shifted]], axis=1)
+    # what the bucket leaves out is padding in every row
+    retained = Retained(
+        tokens=retained.tokens[:, :num_shifted],
+        offsets=retained.offsets[:, :num_shifted],
+        features=retained.features[:, :num_shifted],
+        visible=retained.visible[:, :num_shifted, :num_shifted],
+        counts=retained.counts,
+    )
+    block_anchors = jnp.concatenate([anchors[:, None], retained.tokens], axis=1)
+    offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets], axis=1)
     is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
-    visible = jnp.pad(retained.visible[:, :num_shifted], ((0, 0), (1, 0), (0, 0)))
+    visible = jnp.pad(retained.visible, ((0, 0), (1, 0), (0, 0)))
     logits = _block_logits(target, drafter, block_anchors, committed, offsets, visible, retained)
 
     choose = partial(_choose, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=draft_choice)

@@ -16,7 +16,7 @@ from jaxtyping import Array, Int, Key
 
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import DecodeConfig
-from reanchor_jax.decoding.request import check_request, is_traced, pad_stops
+from reanchor_jax.decoding.request import check_request, check_state, is_traced, pad_stops
 from reanchor_jax.decoding.retain import init_retained
 from reanchor_jax.decoding.rounds import emitted_tokens, empty_info, noise_ahead, run_round
 from reanchor_jax.decoding.sampling import Sampling, choose, make_sampling, row_keys
@@ -57,12 +57,12 @@ def generate(
     Raises ValueError for bad shapes and, outside a trace, bad values. Runs inside a caller's `jit`, `scan` and `vmap` too.
     """
     budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
-    num_rows = prompts.shape[0]
+    num_rows = np.shape(prompts)[0]
     sampling = make_sampling(num_rows) if sampling is None else sampling
     stops = pad_stops(stop_token_ids, models.target.config.vocab_size)
     if not is_traced(prompts):
         # one prompt buffer length for every prompt: the number of prefill passes follows the real lengths
-        padding = round_up(config.cache_length, config.prefill_chunk) - prompts.shape[1]
+        padding = round_up(config.cache_length, config.prefill_chunk) - np.shape(prompts)[1]
         prompts = jnp.pad(jnp.asarray(prompts, jnp.int32), ((0, 0), (0, max(padding, 0))))
     buffer_length = round_up(max_new_tokens, _OUTPUT_SLOTS)
     result = _generate(
@@ -127,7 +127,7 @@ def prefill(
     Arguments as `generate`'s. Unjitted; the caller jits it.
     """
     budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
-    num_rows = prompts.shape[0]
+    num_rows = np.shape(prompts)[0]
     return _prefill(
         models,
         jnp.asarray(prompts, jnp.int32),
@@ -144,8 +144,11 @@ def step(models: Models, state: DecodeState, *, config: DecodeConfig) -> tuple[D
     """Run one round for every row: draft, attach, merge, verify, walk, commit, retain. Unjitted; the caller jits and donates.
 
     Finished rows stay as they are and emit nothing. The new tokens stand in info.emitted.
+    Raises ValueError if the state was made for another config.
     """
-    state, emitted, info = run_round(models, state, resolve_config(models, config))
+    config = resolve_config(models, config)
+    check_state(state, models.drafter if config.is_speculative else None, config)
+    state, emitted, info = run_round(models, state, config)
     return state, info._replace(emitted=emitted)
 
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Int
 
 from reanchor_jax.config import DecodeConfig, check_pair
 from reanchor_jax.decoding.sampling import Sampling
-from reanchor_jax.decoding.state import require_drafter, resolve_config, round_up
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.decoding.state import DecodeState, num_slots, require_drafter, resolve_config, round_up
+from reanchor_jax.models.drafter import Drafter, Models
 
 _STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another number of them seldom recompiles
 
@@ -48,8 +48,8 @@ def check_request(
     for name, value in per_row.items():
         if value is not None and np.shape(value) != (num_rows,):
             raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {np.shape(value)}.")
-    if budgets is not None and not jnp.issubdtype(budgets.dtype, jnp.integer):
-        raise ValueError(f"budgets must hold integers; got {budgets.dtype}.")
+    if budgets is not None and not jnp.issubdtype(jnp.result_type(budgets), jnp.integer):
+        raise ValueError(f"budgets must hold integers; got {jnp.result_type(budgets)}.")
     limit = jnp.full((num_rows,), max_new_tokens, jnp.int32)
     limit = limit if budgets is None else jnp.minimum(jnp.asarray(budgets, jnp.int32), limit)
     if any(map(is_traced, (prompts, prompt_lengths, budgets))):
@@ -69,6 +69,22 @@ def check_request(
     if wrong.size:
         raise ValueError(f"prompts hold token id {wrong[0]}, outside the target's vocabulary 0..{target.vocab_size - 1}.")
     return limit
+
+
+def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfig) -> None:
+    """Raise ValueError if a state's arrays are not those of this resolved config. drafter: None where the config does not draft."""
+    held, wanted = state.retained.tokens.shape[1], config.max_offsets
+    if held != wanted:
+        raise ValueError(
+            f"the state holds {held} retained entries, this config {wanted} (max_offsets); step with the config it was prefilled with."
+        )
+    if len(state.drafter_cache) != (0 if drafter is None else drafter.config.num_layers):
+        raise ValueError("the state was prefilled with another drafter, or without one; step with the config it was prefilled with.")
+    slots = state.target_cache[0].shape[2]
+    if slots != num_slots(drafter, config):
+        raise ValueError(
+            f"the state's cache has {slots} slots, this config {num_slots(drafter, config)}; step with the config it was prefilled with."
+        )
 
 
 def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:

@@ -1,0 +1,144 @@
+"""Drafted blocks against one drafter pass a block over its own dense context, and draft choices against their definitions."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from situations import BLOCK, small_models
+
+from reanchor_jax.cache import Committed, init_cache, write
+from reanchor_jax.decoding.draft import draft_blocks
+from reanchor_jax.decoding.retain import Retained
+from reanchor_jax.decoding.sampling import draft_noise, filter_logits, make_sampling, position_noise, row_keys
+from reanchor_jax.models.drafter import BlockContext
+
+ROWS, ENTRIES, SLOTS, WIDTH = 3, 4, 128, 24
+LENGTHS = np.asarray([0, 11, 70], np.int32)
+COUNTS = np.asarray([2, 4, 0], np.int32)
+# entries 0 and 1 follow each other, 2 stands alone, 3 follows 2
+PATHS = [[0], [0, 1], [2], [2, 3]]
+SAMPLING = make_sampling(ROWS, temperature=[0.0, 0.7, 1.0], top_p=[1.0, 0.9, 1.0])
+
+
+@functools.cache
+def drawn(family):
+    """Committed features per row, retained entries, and anchors that make sites likely."""
+    models = small_models(3, family=family)
+    rng = np.random.default_rng(5)
+    committed = rng.standard_normal((ROWS, LENGTHS.max(), WIDTH)).astype(np.float32)
+    visible = np.zeros((ROWS, ENTRIES, ENTRIES), bool)
+    for entry, path in enumerate(PATHS):
+        visible[:, entry, path] = True
+    is_entry = np.arange(ENTRIES)[None] < COUNTS[:, None]
+    retained = Retained(
+        tokens=np.where(is_entry, rng.integers(61, size=(ROWS, ENTRIES)), 0).astype(np.int32),
+        offsets=np.where(is_entry, [[1, 2, 1, 2]] * ROWS, 1).astype(np.int32),
+        features=np.where(is_entry[..., None], rng.standard_normal((ROWS, ENTRIES, WIDTH)), 0).astype(np.float32),
+        visible=visible & is_entry[:, :, None] & is_entry[:, None, :],
+        counts=COUNTS,
+    )
+    return models, committed, retained, rng.integers(61, size=ROWS).astype(np.int32)
+
+
+@functools.partial(jax.jit, static_argnames=("draft_choice", "num_blocks"))
+def draft(models, committed, retained, anchors, noise, *, draft_choice, num_blocks=1 + ENTRIES):
+    positions = jnp.broadcast_to(jnp.arange(committed.shape[1], dtype=jnp.int32), committed.shape[:2])
+    entries = models.drafter.context_keys_values(committed, positions)
+    # NaN in every slot nobody may read, those behind each row's own length included
+    cache = init_cache(models.drafter.config.layers, num_rows=ROWS, num_slots=SLOTS, dtype=jnp.float32)
+    cache = write(tuple(jnp.full_like(buffer, jnp.nan) for buffer in cache), entries, jnp.zeros(ROWS, jnp.int32))
+    is_real = (jnp.arange(SLOTS)[None] < LENGTHS[:, None])[:, None, :, None]
+    cache = tuple(jnp.where(is_real, buffer, jnp.nan) for buffer in cache)
+    lengths = jnp.asarray(LENGTHS)
+    return draft_blocks(
+        models.target,
+        models.drafter,
+        anchors,
+        Committed(layers=cache, lengths=lengths),
+        retained,
+        row_keys(jax.random.key(9), ROWS),
+        SAMPLING,
+        noise,
+        num_blocks=num_blocks,
+        draft_choice=draft_choice,
+    )
+
+
+@functools.cache
+def target_noise():
+    """The target's own noise for the 2K-1 positions behind each anchor."""
+    positions = LENGTHS[:, None] + 1 + np.arange(2 * BLOCK - 1)[None]
+    return position_noise(row_keys(jax.random.key(9), ROWS), jnp.asarray(positions, jnp.int32), vocab_size=61)
+
+
+@jax.jit
+def block_logits(models, features, positions, mask, anchor, first_position):
+    """Logits of one block of one row whose whole context lies beside it, behind masks."""
+    target, drafter = models
+    slots = jnp.arange(BLOCK, dtype=jnp.int32)[None]
+    states = drafter.block_states(
+        target.embedding(jnp.where(slots == 0, anchor, drafter.config.mask_token_id)),
+        first_position + slots,
+        context=BlockContext(keys_values=drafter.context_keys_values(features, positions), positions=positions, mask=mask),
+    )
+    return target.logits(states[0, 1:])
+
+
+def logits_of(family, row, block, anchor):
+    """Logits [K-1 V] of a block of a row, over committed features and the retained entries of its path; block 0 is the baseline."""
+    models, committed, retained, _ = drawn(family)
+    length, num_committed = int(LENGTHS[row]), committed.shape[1]
+    path, offset = (PATHS[block - 1], retained.offsets[row, block - 1]) if block else ([], 0)
+    features = np.concatenate([committed[row], retained.features[row]])[None]
+    places = np.concatenate([np.arange(num_committed), length + retained.offsets[row] - 1])[None]
+    mask = np.concatenate([np.arange(num_committed) < length, [entry in path for entry in range(ENTRIES)]])[None]
+    return np.asarray(block_logits(models, features, places.astype(np.int32), mask, np.int32(anchor), np.int32(length + offset)))
+
+
+def chosen(logits, row, block, site, draft_choice):
+    """Tokens of slots 1..K-1 by the definition of the choice; site: where the block's slot 0 stands behind the anchor."""
+    if draft_choice == "argmax" or SAMPLING.temperature[row] == 0:
+        return logits.argmax(axis=-1).tolist()
+    own_sampling = jax.tree.map(lambda value: value[row : row + 1], SAMPLING)
+    filtered = np.asarray(filter_logits(jnp.asarray(logits)[None], own_sampling))[0]
+    places = site + 1 + np.arange(BLOCK - 1)
+    if draft_choice == "coupled":
+        noise = np.asarray(target_noise())[row, places - 1]
+    else:
+        positions = jnp.asarray(LENGTHS[row] + places, jnp.int32)[None, None]
+        noise = np.asarray(draft_noise(row_keys(jax.random.key(9), ROWS)[row : row + 1], positions, first_block=block, vocab_size=61))[0, 0]
+    return (filtered + noise).argmax(axis=-1).tolist()
+
+
+@pytest.mark.parametrize(("family", "draft_choice"), [("llama", "coupled"), ("llama", "independent"), ("qwen3", "argmax")])
+def test_every_block_equals_a_pass_of_its_own_and_its_tokens_the_definition_of_the_choice(family, draft_choice):
+    models, committed, retained, anchors = drawn(family)
+    baselines = [[int(anchor), *chosen(logits_of(family, row, 0, anchor), row, 0, 0, draft_choice)] for row, anchor in enumerate(anchors)]
+    tokens = np.array(retained.tokens)
+    tokens[0, 1], tokens[1, 0], tokens[1, 2] = baselines[0][2], baselines[1][4], anchors[1]  # these blocks find a site
+    drafted = draft(models, committed, retained._replace(tokens=tokens), anchors, target_noise(), draft_choice=draft_choice)
+    sites = set()
+    for row, baseline in enumerate(baselines):
+        assert drafted.tokens[row, 0].tolist() == baseline
+        for block in range(1, 1 + COUNTS[row]):
+            anchor = int(tokens[row, block - 1])
+            site = baseline.index(anchor) if anchor in baseline else -1
+            assert int(drafted.sites[row, block]) == site
+            expected = chosen(logits_of(family, row, block, anchor), row, block, max(site, 0), draft_choice)
+            assert drafted.tokens[row, block].tolist() == [anchor, *expected]
+            sites.add(site)
+        assert not drafted.tokens[row, 1 + COUNTS[row] :].any()
+        assert (drafted.sites[row, 1 + COUNTS[row] :] == -1).all()
+    assert sites > {-1, 0}
+
+
+def test_a_smaller_bucket_drafts_the_same_blocks():
+    models, committed, retained, anchors = drawn("llama")
+    kept = retained._replace(counts=np.minimum(COUNTS, 2))
+    whole = draft(models, committed, kept, anchors, target_noise(), draft_choice="independent")
+    fewer = draft(models, committed, kept, anchors, target_noise(), draft_choice="independent", num_blocks=3)
+    np.testing.assert_array_equal(fewer.tokens, whole.tokens[:, :3])
+    np.testing.assert_array_equal(fewer.sites, whole.sites[:, :3])
+    assert (whole.sites[:, 3:] == -1).all()
