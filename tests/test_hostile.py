@@ -2,6 +2,7 @@
 
 import functools
 import re
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from situations import small_config, small_models
 from tiny import random_models, tiny_drafter_config, tiny_llama_config
 
-from reanchor_jax import DecodeConfig, autoregress, generate, make_sampling, prefill
+from reanchor_jax import DecodeConfig, autoregress, generate, make_sampling, prefill, step
 from reanchor_jax.decoding import loop
 
 CONFIG = small_config("both", "coupled")
@@ -92,7 +93,7 @@ BAD_REQUESTS = {
     "true new tokens": ({"max_new_tokens": True}, r"max_new_tokens must be a whole number of at least 1; got True"),
     "a budget of 0": ({"budgets": np.asarray([0, 8])}, r"budgets must be at least 1 token a row; got \[0, 8\]"),
     "budgets of other rows": ({"budgets": np.asarray([8])}, r"budgets must hold one number per row \(2\); got shape \(1,\)"),
-    "float budgets": ({"budgets": np.asarray([1.5, 2.0])}, r"budgets must hold integers; got float64"),
+    "float budgets": ({"budgets": np.asarray([1.5, 2.0])}, r"budgets must hold integers; got float"),
     "a stop token beyond the vocabulary": ({"stop_token_ids": [3, 61]}, r"stop_token_ids holds 61, outside the target's vocabulary 0..60"),
     "a negative stop token": ({"stop_token_ids": [-2]}, r"stop_token_ids holds -2, outside the target's vocabulary"),
     "a float stop token": ({"stop_token_ids": [2.5]}, r"stop_token_ids must hold integers; got float64"),
@@ -168,6 +169,30 @@ def test_inside_a_trace_shapes_are_still_checked():
 
     with pytest.raises(ValueError, match=re.escape("prompt (4) + max_new_tokens (61) exceed cache_length (64)")):
         jax.eval_shape(inside, positional[1], positional[2])
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (replace(CONFIG, max_offsets=4), r"the state holds 5 retained entries, this config 4 \(max_offsets\)"),
+        (DecodeConfig.autoregressive(cache_length=64), r"the state holds 5 retained entries, this config 0"),
+        (replace(CONFIG, cache_length=200), r"the state's cache has 128 slots, this config 256"),
+    ],
+)
+def test_a_state_of_another_config_is_refused(config, text):
+    positional, named = request_of()
+    state, _ = jax.eval_shape(lambda: prefill(*positional, **named))
+    with pytest.raises(ValueError, match=f"{text}.*step with the config it was prefilled with"):
+        jax.eval_shape(lambda state: step(positional[0], state, config=config), state)
+
+
+def test_lists_are_taken_as_arrays():
+    (models, tokens, lengths, key), _ = request_of()
+    given = {"max_new_tokens": 8, "config": CONFIG}
+    expected = autoregress(models, tokens, lengths, key, budgets=np.asarray([3, 8]), **given)
+    found = autoregress(models, tokens.tolist(), lengths.tolist(), key, budgets=[3, 8], **given)
+    np.testing.assert_array_equal(found.tokens, expected.tokens)
+    assert found.lengths.tolist() == [3, 8]
 
 
 def test_what_stands_behind_a_prompt_is_not_read():

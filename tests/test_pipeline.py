@@ -132,17 +132,17 @@ def test_a_fixed_number_of_rounds_under_scan_in_buckets_emits_the_same_in_the_sa
 
 
 def test_generate_inside_a_users_jit_and_vmap_over_seeds_equals_one_call_a_seed():
-    tokens, lengths, _ = request_of(3)
+    tokens, lengths = (np.asarray(values) for values in request_of(3)[:2])
 
     @jax.jit
-    def many(models, tokens, lengths, keys):
+    def many(models, keys):  # prompts are constants of the user's program here, and arguments in the tests above
         def one(key):
             return generate(models, tokens, lengths, key, config=CONFIG, sampling=sampling(3), max_new_tokens=NEW)
 
         return jax.vmap(one)(keys)
 
     keys = jax.random.split(jax.random.key(7), 4)
-    batch = many(mini(), tokens, lengths, keys)
+    batch = many(mini(), keys)
     for index in range(4):
         alone = autoregress(mini(), tokens, lengths, keys[index], config=PLAIN, sampling=sampling(3), max_new_tokens=NEW)
         np.testing.assert_array_equal(batch.tokens[index], alone.tokens)

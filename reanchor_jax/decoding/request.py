@@ -48,14 +48,14 @@ def check_request(
     for name, value in per_row.items():
         if value is not None and np.shape(value) != (num_rows,):
             raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {np.shape(value)}.")
-    if budgets is not None and not jnp.issubdtype(jnp.result_type(budgets), jnp.integer):
-        raise ValueError(f"budgets must hold integers; got {jnp.result_type(budgets)}.")
-    limit = jnp.full((num_rows,), max_new_tokens, jnp.int32)
-    limit = limit if budgets is None else jnp.minimum(jnp.asarray(budgets, jnp.int32), limit)
+    given = np.full((num_rows,), max_new_tokens) if budgets is None else budgets if is_traced(budgets) else np.asarray(budgets)
+    if not jnp.issubdtype(given.dtype, jnp.integer):
+        raise ValueError(f"budgets must hold integers; got {given.dtype}.")
     if any(map(is_traced, (prompts, prompt_lengths, budgets))):
         _check_room(prompt_size, max_new_tokens, config)
-        return limit
-    tokens, lengths, new = np.asarray(prompts), np.asarray(prompt_lengths), np.asarray(limit)
+        return jnp.minimum(jnp.asarray(given, jnp.int32), max_new_tokens)
+    # numpy from here on: under a caller's jit, whatever jnp makes is traced and has no values to check
+    tokens, lengths, new = np.asarray(prompts), np.asarray(prompt_lengths), np.minimum(given, max_new_tokens)
     if tokens.dtype.kind not in "iu" or lengths.dtype.kind not in "iu":
         raise ValueError(f"prompts and prompt_lengths must hold integers; got {tokens.dtype} and {lengths.dtype}.")
     if lengths.min() < 1 or lengths.max() > prompt_size:
@@ -68,7 +68,7 @@ def check_request(
     wrong = tokens[is_real & ((tokens < 0) | (tokens >= target.vocab_size))]
     if wrong.size:
         raise ValueError(f"prompts hold token id {wrong[0]}, outside the target's vocabulary 0..{target.vocab_size - 1}.")
-    return limit
+    return jnp.asarray(new, jnp.int32)
 
 
 def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfig) -> None:
