@@ -170,19 +170,19 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_target_config(found: Contents, path: Path) -> TargetConfig:
-    """Build the TargetConfig of a directory's contents. Raises ValueError naming the path for a config that lacks a field."""
+    """Build the TargetConfig of a directory's contents. Raises ValueError naming the path for a config that does not hold."""
     try:
         return TargetConfig.from_huggingface(found.target_config or {}, found.generation_config)
-    except KeyError as error:
-        raise ValueError(f"the target config of {path} lacks {error}; add it.") from error
+    except ValueError as error:
+        raise ValueError(f"the target config of {path}: {error}") from error
 
 
 def read_drafter_config(found: Contents, path: Path) -> DrafterConfig:
-    """Build the DrafterConfig of a directory's contents. Raises ValueError naming the path for a config that lacks a field."""
+    """Build the DrafterConfig of a directory's contents. Raises ValueError naming the path for a config that does not hold."""
     try:
         return DrafterConfig.from_huggingface(found.drafter_config or {})
-    except KeyError as error:
-        raise ValueError(f"the drafter config of {path} lacks {error}; add it.") from error
+    except ValueError as error:
+        raise ValueError(f"the drafter config of {path}: {error}") from error
 
 
 def is_directory_of_ours(path: Path) -> bool:

@@ -56,15 +56,15 @@ class RopeConfig:
             return cls(theta=float(theta))
         if kind not in ("llama3", "yarn"):
             raise ValueError(f"rope_type {kind!r} is not supported; known types are default, llama3, yarn.")
-        factor = float(scaling["factor"])
+        factor = float(_require(scaling, "factor"))
         original = int(scaling.get("original_max_position_embeddings") or _require(config, "max_position_embeddings"))
         if kind == "llama3":
             return cls(
                 theta=float(theta),
                 kind="llama3",
                 factor=factor,
-                low_frequency_factor=float(scaling["low_freq_factor"]),
-                high_frequency_factor=float(scaling["high_freq_factor"]),
+                low_frequency_factor=float(_require(scaling, "low_freq_factor")),
+                high_frequency_factor=float(_require(scaling, "high_freq_factor")),
                 original_max_positions=original,
             )
         return cls(
@@ -353,7 +353,7 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
 
 def _require(config: Mapping[str, Any], name: str) -> Any:
     if config.get(name) is None:
-        raise ValueError(f"{name} is missing from config.json; add it.")
+        raise ValueError(f"config.json lacks {name!r}; add it.")
     return config[name]
 
 

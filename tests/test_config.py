@@ -101,7 +101,7 @@ def test_yarn_scales_attention_by_its_own_rule_or_the_stated_factor():
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
         ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
         ({"num_key_value_heads": 4}, r"num_heads \(6\) must be a multiple of num_kv_heads \(4\)"),
-        ({"vocab_size": None}, "vocab_size is missing from config.json; add it"),
+        ({"vocab_size": None}, "config.json lacks 'vocab_size'; add it"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
         ({"layer_types": ["linear_attention"] * 3}, "layer type 'linear_attention' is not supported"),
     ],
