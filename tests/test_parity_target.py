@@ -122,9 +122,9 @@ def prefill(target, rows):
             tokens[row, : counts[row]] = rows[row][done[row] : done[row] + counts[row]]
         starts = jnp.asarray(done, jnp.int32)
         output, _, keys_values = run(
-            target, jnp.asarray(tokens), starts[:, None] + jnp.arange(50), causal(50), cache.Committed(layers=buffers, lengths=starts)
+            target, jnp.asarray(tokens), starts[:, None] + jnp.arange(50)[None], causal(50), cache.Committed(layers=buffers, lengths=starts)
         )
-        is_real = (jnp.arange(50) < jnp.asarray(counts)[:, None])[:, None, :, None]
+        is_real = (jnp.arange(50)[None] < jnp.asarray(counts)[:, None])[:, None, :, None]
         buffers = cache.write(buffers, tuple(jnp.where(is_real, entries, jnp.nan) for entries in keys_values), starts)
         for row in range(2):
             logits[row].append(output[row, : counts[row]])
