@@ -16,6 +16,7 @@ from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.decoding.walk import LENGTH, STOP
 
 NEW = 40
+SHORT = 24  # where rounds that accept nothing take the time
 TEMPERATURES, TOP_PS = (0.0, 0.7, 1.0), (1.0, 0.9)
 SITUATIONS = {"random": lambda models: models, "flat": flat, "often_right": often_right, "always_wrong": always_wrong}
 # every draft choice and retention policy once; every combination is left to the slow test
@@ -55,7 +56,7 @@ def test_generate_equals_autoregress_with_the_same_key(family, retain, draft_cho
     infos = {}
     for name in SITUATIONS:
         seeds = range(2 if name == "often_right" else 1)
-        infos[name] = [expect_equal(situation(name, family), config, seed=seed).info for seed in seeds]
+        infos[name] = [expect_equal(situation(name, family), config, seed=seed, max_new_tokens=SHORT).info for seed in seeds]
     histograms = {name: summarize(info, block_size=BLOCK).histogram for name, info in infos.items()}
     # the equality means something only where drafts were accepted, and rejected
     assert histograms["often_right"][0] > 0
@@ -80,7 +81,7 @@ def test_one_row_equals_autoregress_at_every_temperature_and_top_p():
         for top_p in TOP_PS:
             for name in ("often_right", "flat") if temperature == 1 else ("often_right",):
                 sampling = make_sampling(1, temperature=temperature, top_p=top_p)
-                expect_equal(situation(name), BEST, num_rows=1, seed=5, sampling=sampling)
+                expect_equal(situation(name), BEST, num_rows=1, seed=5, sampling=sampling, max_new_tokens=SHORT)
 
 
 def test_filters_of_every_kind_leave_the_output_equal():
@@ -88,7 +89,7 @@ def test_filters_of_every_kind_leave_the_output_equal():
         5, temperature=[1e-30, 0.5, 1.0, 1.5, 2.0], top_k=[0, 3, 9, 0, 40], top_p=[1, 1, 0.8, 1, 0.99], min_p=[0, 0, 0, 0.1, 0.01]
     )
     for name in ("random", "flat", "often_right"):
-        expect_equal(situation(name), BEST, seed=6, sampling=sampling)
+        expect_equal(situation(name), BEST, seed=6, sampling=sampling, max_new_tokens=SHORT)
 
 
 def test_the_adversarial_drafter_is_always_wrong():

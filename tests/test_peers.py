@@ -44,6 +44,6 @@ def test_a_request_the_peers_cannot_do_is_refused(directory, wrong):
         peers.compare_peers(directory, PROMPTS, request=Request(max_new_tokens=11, **wrong))
 
 
-def test_the_module_imports_without_pytorch():
+def test_the_module_imports_without_pytorch(tmp_path):
     code = "import sys; sys.modules['torch'] = None; import reanchor_jax.bench.peers"
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)  # away from the sources: the installed package

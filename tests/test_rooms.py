@@ -9,7 +9,8 @@ import pytest
 
 import reanchor_jax
 
-PACKAGE = Path(reanchor_jax.__file__).parent
+# the sources of this checkout: an installed package holds convert/ inside it
+PACKAGE = Path(__file__).parents[1] / "reanchor_jax"
 CONVERT = PACKAGE.parent / "convert"
 
 # a room may import what stands before it; rooms of one entry (a whole folder) may import each other
