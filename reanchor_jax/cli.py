@@ -229,8 +229,14 @@ def _load(args: argparse.Namespace) -> Loaded:
     else:
         with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
             print("converting for this run only; `reanchor-jax convert` keeps the result", file=sys.stderr)
-            target = {"target_dir": None, "pair": directory} if is_ours[0] else {"target_dir": directory}
-            fresh = convert(**target, drafter_dir=drafter, out=Path(folder) / "pair", dtype=dtype, show_progress=sys.stderr.isatty())
+            fresh = convert(
+                None if is_ours[0] else directory,
+                drafter,
+                Path(folder) / "pair",
+                pair=directory if is_ours[0] else None,
+                dtype=dtype,
+                show_progress=sys.stderr.isatty(),
+            )
             assert fresh is not None
             models = checkpoint.load(fresh)
     return Loaded(directory.resolve().name, models, load_tokenizer(directory))
