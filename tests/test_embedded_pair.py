@@ -13,7 +13,7 @@ from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.text import encode, load_tokenizer
 
 NAME = "stories260k"
-NEW = 48
+NEW = 32
 BEGINNINGS = [
     "Once upon a time, there was a little girl named Lily.",
     "Tom had a red ball. He",
@@ -41,7 +41,7 @@ def prompts():
 
 
 def expect_equal(retain, draft_choice, *, temperature, top_p=1.0, seed=0):
-    room = {} if retain == "none" else {"max_offsets": 15, "num_nodes": 64}
+    room = {} if retain == "none" else {"max_offsets": 7, "num_nodes": 40}
     config = DecodeConfig(retain=retain, draft_choice=draft_choice, cache_length=128, block_buckets=(), node_buckets=(), **room)
     tokens, lengths = prompts()
     keys = row_keys(jax.random.key(seed), len(tokens))

@@ -79,9 +79,8 @@ def test_every_combination_equals_autoregress(family, retain, draft_choice):
 def test_one_row_equals_autoregress_at_every_temperature_and_top_p():
     for temperature in TEMPERATURES:
         for top_p in TOP_PS:
-            for name in ("often_right", "flat") if temperature == 1 else ("often_right",):
-                sampling = make_sampling(1, temperature=temperature, top_p=top_p)
-                expect_equal(situation(name), BEST, num_rows=1, seed=5, sampling=sampling, max_new_tokens=SHORT)
+            sampling = make_sampling(1, temperature=temperature, top_p=top_p)
+            expect_equal(situation("often_right"), BEST, num_rows=1, seed=5, sampling=sampling, max_new_tokens=SHORT)
 
 
 def test_filters_of_every_kind_leave_the_output_equal():

@@ -76,12 +76,7 @@ def generate(
         config=config,
         buffer_length=buffer_length,
     )
-    return result._replace(
-        tokens=result.tokens[:, :max_new_tokens],
-        log_probs=result.log_probs[:, :max_new_tokens],
-        processed_log_probs=result.processed_log_probs[:, :max_new_tokens],
-        info=jax.tree.map(lambda x: x[:max_new_tokens], result.info),
-    )
+    return _trim(result, max_new_tokens=max_new_tokens)
 
 
 def autoregress(
@@ -197,6 +192,17 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
         finish_reasons=state.finish,
         info=outputs.info,
         num_rounds=outputs.num_rounds,
+    )
+
+
+@partial(jax.jit, static_argnames="max_new_tokens")
+def _trim(result: Generation, *, max_new_tokens: int) -> Generation:
+    """Cut buffers to the size asked for, in a program of its own: another size does not compile the generation again."""
+    return result._replace(
+        tokens=result.tokens[:, :max_new_tokens],
+        log_probs=result.log_probs[:, :max_new_tokens],
+        processed_log_probs=result.processed_log_probs[:, :max_new_tokens],
+        info=jax.tree.map(lambda x: x[:max_new_tokens], result.info),
     )
 
 
