@@ -5,7 +5,6 @@ Out: one directory in the layout of `checkpoint`, or nothing at all and one erro
 Source: the safetensors format; headers are checked before any weight is read, then one tensor at a time is read into the model.
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -19,12 +18,11 @@ from tqdm import tqdm
 
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
+from reanchor_jax.files import check_vacant, fresh_directory, read_json, sha256
 from reanchor_jax.models.drafter import Models
 
 from .plan import Move, key_of, plan, source_shape
 from .tables import TABLES, Table, Transform
-
-_HASH_BLOCK = 1 << 24  # bytes hashed at once
 
 
 class ConversionError(ValueError):
@@ -75,7 +73,7 @@ def convert(
     else:
         raise ValueError("give either a target directory or a pair; got " + ("neither." if pair is None else "both."))
     if not dry_run:
-        checkpoint.check_vacant(out, overwrite=overwrite)
+        check_vacant(out, may_replace=checkpoint.is_directory_of_ours if overwrite else None)
     parts, files = _read_parts(source, drafter_dir, is_pair=pair is not None)
 
     moves, dtypes, problems = {}, set(), []
@@ -127,7 +125,7 @@ def export_huggingface(directory: Path | str, out: Path | str) -> Path:
         modules["target"] = (target, found.target_config, TABLES[target.config.family])
     if found.drafter_config is not None:
         modules["drafter"] = (checkpoint.load_drafter(directory), found.drafter_config, TABLES["dflash"])
-    with checkpoint.fresh_directory(out) as fresh:
+    with fresh_directory(out) as fresh:
         for name, (module, config, table) in modules.items():
             (fresh / name).mkdir()
             tensors = _export_tensors(module, table)
@@ -166,7 +164,7 @@ def _read_parts(source: Path, drafter_dir: Path | str | None, *, is_pair: bool) 
 def _read_huggingface(directory: Path, name: str) -> checkpoint.Contents:
     if not directory.is_dir():
         raise FileNotFoundError(f"{name} directory {directory} does not exist; give a downloaded checkpoint with config.json.")
-    config = checkpoint.read_json(directory / "config.json")
+    config = read_json(directory / "config.json")
     if config is None:
         hint = " It is a directory of ours: pass it as pair." if checkpoint.is_directory_of_ours(directory) else ""
         raise FileNotFoundError(f"{name} directory {directory} has no config.json; give a downloaded checkpoint.{hint}")
@@ -174,7 +172,7 @@ def _read_huggingface(directory: Path, name: str) -> checkpoint.Contents:
     return checkpoint.Contents(
         target_config=config if name == "target" else None,
         drafter_config=config if name == "drafter" else None,
-        generation_config=checkpoint.read_json(directory / "generation_config.json"),
+        generation_config=read_json(directory / "generation_config.json"),
         provenance={},
         files={file: directory / file for file in names if (directory / file).is_file()},
     )
@@ -209,7 +207,7 @@ def _read(part: _Part, moves: Iterable[Move], dtype: np.dtype | None, progress: 
     for is_repeat in (False, True):
         for file in dict.fromkeys(move.file for move in moves if move.is_repeat == is_repeat):
             if file.name not in checksums:
-                checksums[file.name] = _checksum(file, progress)
+                checksums[file.name] = sha256(file, progress.update)
             with safe_open(file, framework="np") as tensors:
                 for move in moves:
                     if move.file != file or move.is_repeat != is_repeat:
@@ -254,15 +252,6 @@ def _cast(value: np.ndarray, dtype: np.dtype, key: str, problems: list[str]) -> 
     if dtype == np.float16 and np.isinf(cast).any() and not np.isinf(value.astype(np.float32)).any():
         problems.append(f"dtype: {key} holds values beyond float16's range; choose bfloat16 or float32")
     return cast
-
-
-def _checksum(file: Path, progress: tqdm) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as stream:
-        while block := stream.read(_HASH_BLOCK):
-            digest.update(block)
-            progress.update(len(block))
-    return digest.hexdigest()
 
 
 def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[Move]], dtype: np.dtype | None) -> None:

@@ -14,7 +14,7 @@ import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy; safetensors fail
 import numpy as np
 from safetensors import safe_open
 
-from reanchor_jax import checkpoint
+from reanchor_jax.files import read_json
 
 from .tables import Rule, Table, Transform
 
@@ -120,7 +120,7 @@ def _weight_files(directory: Path) -> tuple[list[Path], list[str]]:
         hint = " (only safetensors is read: load the model in PyTorch and save_pretrained it)" if list(directory.glob("*.bin")) else ""
         return [], [f"file: neither model.safetensors nor model.safetensors.index.json in {directory.name}{hint}"]
     try:
-        weight_map = (checkpoint.read_json(index) or {}).get("weight_map")
+        weight_map = (read_json(index) or {}).get("weight_map")
     except ValueError as error:
         return [], [f"file: {error}"]
     if not isinstance(weight_map, dict) or not weight_map:

@@ -73,6 +73,7 @@ def make_parser(
 
     inspect = add("inspect", "tell what a directory holds")
     inspect.add_argument("directory", metavar="DIR", help="directory or embedded pair")
+    inspect.add_argument("--verify", action="store_true", help="compare every weights file with the SHA-256 recorded when it was written")
     return parser
 
 

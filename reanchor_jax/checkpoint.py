@@ -9,11 +9,7 @@ Source: Orbax StandardCheckpoint. Restoring always takes an abstract tree with s
 import dataclasses
 import importlib.metadata
 import json
-import os
-import secrets
-import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -25,6 +21,7 @@ import orbax.checkpoint as ocp
 from flax import nnx
 
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
+from reanchor_jax.files import PROVENANCE, changed_files, fresh_directory, read_json, record_files
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 
@@ -121,7 +118,7 @@ def save(
         _check_describes("drafter_config", DrafterConfig.from_huggingface(drafter_config), models.drafter.config)
         modules["drafter"] = models.drafter
         configs[_DRAFTER_CONFIG] = dict(drafter_config)
-    return _write(path, modules, configs, files=files or {}, provenance=provenance or {}, overwrite=overwrite)
+    return _write(path, modules, configs, extra=files or {}, provenance=provenance or {}, overwrite=overwrite)
 
 
 def save_drafter(
@@ -135,7 +132,7 @@ def save_drafter(
     """Write a directory with a drafter only, as training makes it; arguments and errors as in `save`."""
     _check_describes("drafter_config", DrafterConfig.from_huggingface(drafter_config), drafter.config)
     configs = {_DRAFTER_CONFIG: dict(drafter_config)}
-    return _write(path, {"drafter": drafter}, configs, files={}, provenance=provenance or {}, overwrite=overwrite)
+    return _write(path, {"drafter": drafter}, configs, extra={}, provenance=provenance or {}, overwrite=overwrite)
 
 
 def read_contents(path: Path) -> Contents:
@@ -151,22 +148,9 @@ def read_contents(path: Path) -> Contents:
         target_config=read_json(path / _TARGET_CONFIG),
         drafter_config=read_json(path / _DRAFTER_CONFIG),
         generation_config=read_json(path / "generation_config.json"),
-        provenance=read_json(path / "provenance.json") or {},
+        provenance=read_json(path / PROVENANCE) or {},
         files={name: path / name for name in ("generation_config.json", *TOKENIZER_FILES) if (path / name).is_file()},
     )
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Read a JSON object; None if the file does not exist. Raises ValueError naming the file if it is not a JSON object."""
-    if not path.is_file():
-        return None
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); copy it again from its source.") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object; got {type(value).__name__}.")
-    return value
 
 
 def read_target_config(found: Contents, path: Path) -> TargetConfig:
@@ -219,8 +203,7 @@ def stored_leaves(folder: Path) -> dict[str, Any]:
     Raises FileNotFoundError if the folder is missing, ValueError if it cannot be read.
     """
     folder = folder.absolute()
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing although its config is there; convert or train it again.")
+    _check_whole(folder)
     try:
         with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
             metadata = checkpointer.metadata(folder).item_metadata
@@ -233,6 +216,16 @@ def stored_leaves(folder: Path) -> dict[str, Any]:
     return _flatten(metadata.tree)
 
 
+def check_content(path: Path) -> int:
+    """Compare the content of every weights file with the SHA-256 recorded when it was written; return the number of files compared.
+
+    Raises ValueError naming the files that differ, FileNotFoundError if a folder is missing.
+    """
+    found = read_contents(path)
+    configs = {"target": found.target_config, "drafter": found.drafter_config}
+    return sum(_check_whole(path / name, hashes=True) for name, config in configs.items() if config is not None)
+
+
 def with_leaves(module: M, values: Mapping[str, Any]) -> M:
     """Return the module with each leaf replaced by the value at its path; every leaf must have one."""
     graph, state = nnx.split(module)
@@ -240,80 +233,37 @@ def with_leaves(module: M, values: Mapping[str, Any]) -> M:
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def check_vacant(path: Path, *, overwrite: bool) -> None:
-    """Raise FileExistsError unless nothing stands at the path, an empty directory does, or one of ours that may be overwritten."""
-    if not path.exists() and not path.is_symlink():
-        return
-    if not path.is_dir() or path.is_symlink():
-        raise FileExistsError(f"{path} exists and is not a plain directory; choose another path.")
-    if not any(path.iterdir()):
-        return
-    if not overwrite:
-        raise FileExistsError(f"{path} is not empty; choose another path, or pass overwrite to replace a directory written before.")
-    if not is_directory_of_ours(path):
-        raise FileExistsError(
-            f"{path} was not written by this package, so it is not overwritten; remove it yourself or choose another path."
-        )
-
-
-@contextmanager
-def fresh_directory(path: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield a temporary directory beside `path`; it becomes `path` when the block succeeds and vanishes when it fails.
-
-    Raises FileExistsError as `check_vacant`.
-    """
-    path = path.absolute()
-    check_vacant(path, overwrite=overwrite)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    suffix = secrets.token_hex(4)
-    fresh, old = (path.with_name(f".{path.name}.{kind}-{suffix}") for kind in ("partial", "replaced"))
-    fresh.mkdir()
-    try:
-        yield fresh
-        if path.exists():
-            os.rename(path, old)
-        try:
-            os.rename(fresh, path)
-        except OSError:
-            if old.exists():
-                os.rename(old, path)
-            raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
-
-
 def _write(
     path: Path | str,
     modules: Mapping[str, nnx.Module],
     configs: Mapping[str, dict[str, Any]],
     *,
-    files: Mapping[str, Path | bytes],
+    extra: Mapping[str, Path | bytes],
     provenance: Mapping[str, Any],
     overwrite: bool,
 ) -> Path:
-    for name in files:
+    for name in extra:
         if name != "generation_config.json" and name not in TOKENIZER_FILES:
             raise ValueError(f"files holds {name!r}; known are generation_config.json, {', '.join(TOKENIZER_FILES)}.")
-    record = {
+    about = {
         "project": "reanchor-jax",
         "version": importlib.metadata.version("reanchor-jax"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "dtype": {name: sorted({leaf.dtype.name for leaf in leaves(module).values()})[0] for name, module in modules.items()},
-        **provenance,
     }
     path = Path(path)
-    with fresh_directory(path, overwrite=overwrite) as fresh:
-        for name, content in files.items():
+    with fresh_directory(path, may_replace=is_directory_of_ours if overwrite else None) as fresh:
+        for name, content in extra.items():
             (fresh / name).write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
-        for name, config in {**configs, "provenance.json": record}.items():
-            (fresh / name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         for name, module in modules.items():
             with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(fresh / name, args=ocp.args.StandardSave(_nest(leaves(module))))
             marker = fresh / name / "commit_success.txt"
             if marker.exists():  # Orbax writes the path on this machine into it, of a folder that will be renamed
                 marker.write_text("Checkpoint commit was successful\n", encoding="utf-8")
+        provenance = {**about, **provenance, "weights": {name: record_files(fresh / name) for name in modules}}
+        for name, config in {**configs, PROVENANCE: provenance}.items():
+            (fresh / name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -347,6 +297,16 @@ def _restore(folder: Path, build: Callable[[Any], M], dtype: np.dtype | None) ->
             f"{folder} cannot be read, a file in it is truncated or damaged ({_first_line(error)}); write it again."
         ) from error
     return with_leaves(module, _flatten(tree))
+
+
+def _check_whole(folder: Path, *, hashes: bool = False) -> int:
+    """Compare a folder with the record beside it, if there is one: tensorstore tells less, and its late threads write to the terminal."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is missing although its config is there; convert or train it again.")
+    recorded = (read_json(folder.parent / PROVENANCE) or {}).get("weights", {}).get(folder.name, {})
+    if changed := changed_files(folder, recorded, hashes=hashes):
+        raise ValueError(f"{folder} is damaged: {'; '.join(changed)}. Copy it again from its source, or convert or train it again.")
+    return len(recorded)
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:

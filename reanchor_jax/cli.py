@@ -74,7 +74,11 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> None:
-    print(inspection.describe(pairs.path(args.directory)))
+    path = pairs.path(args.directory)
+    print(inspection.describe(path))
+    if args.verify:
+        num_files = checkpoint.check_content(path)
+        print(f"verified: {num_files} weights files are as they were written" if num_files else "not verified: no checksums were recorded")
 
 
 def _generate(args: argparse.Namespace) -> None:

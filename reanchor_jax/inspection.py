@@ -37,7 +37,8 @@ def describe(path: Path | str) -> str:
     widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
     lines = [str(path), *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)]
     lines.append(f"files: {', '.join(found.files) or 'no tokenizer'}")
-    lines.append(f"provenance: {json.dumps(found.provenance, indent=2) if found.provenance else 'none recorded'}")
+    told = {name: value for name, value in found.provenance.items() if name != "weights"}  # checksums: long, and nothing to read
+    lines.append(f"provenance: {json.dumps(told, indent=2) if told else 'none recorded'}")
     return "\n".join(lines)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reanchor_jax.checkpoint import read_json
+from reanchor_jax.files import read_json
 
 _UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
 

@@ -1,5 +1,6 @@
 """The checkpoint room: what is saved is what is loaded, and damage is told, not read."""
 
+import gc
 import json
 import os
 import shutil
@@ -185,15 +186,49 @@ def test_a_drafter_of_another_target_is_refused(tmp_path):
         checkpoint.load(tmp_path / "pair")
 
 
-# a file that fails early leaves reads in flight, whose late completion orbax does not await
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("pattern", ["manifest.ocdbt", "_METADATA", "d/*", "ocdbt.process_0/d/*"])
-def test_truncated_weights_are_told(tmp_path, pattern):
+def test_truncated_weights_are_told_by_file(tmp_path, pattern):
     save(tmp_path / "pair")
-    for file in (tmp_path / "pair/target").glob(pattern):
+    files = list((tmp_path / "pair/target").glob(pattern))
+    for file in files:
         file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"target is damaged: .* bytes, not ") as caught:
+        checkpoint.load(tmp_path / "pair")
+    assert all(str(file.relative_to(tmp_path / "pair/target")) in str(caught.value) for file in files)
+
+
+def test_a_missing_file_of_the_weights_is_told(tmp_path):
+    save(tmp_path / "pair")
+    next((tmp_path / "pair/drafter/ocdbt.process_0/d").iterdir()).unlink()
+    with pytest.raises(ValueError, match=r"drafter is damaged: ocdbt.process_0/d/\w+ is missing"):
+        checkpoint.load_drafter(tmp_path / "pair")
+
+
+# a file that fails early leaves reads in flight, whose late completion Orbax does not await
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_damage_without_a_record_is_told_all_the_same(tmp_path):
+    save(tmp_path / "pair")
+    (tmp_path / "pair/provenance.json").unlink()
+    (tmp_path / "pair/target/manifest.ocdbt").write_bytes(b"")
     with pytest.raises(ValueError, match=r"target cannot be read, a file in it is truncated"):
         checkpoint.load(tmp_path / "pair")
+    gc.collect()  # the reads given up end here, not in the next test
+
+
+def test_changed_content_is_found_when_asked(tmp_path):
+    save(tmp_path / "pair")
+    assert checkpoint.check_content(tmp_path / "pair") > 4
+    file = max((tmp_path / "pair/target").rglob("*"), key=lambda path: path.stat().st_size * path.is_file())
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="has other content than when it was written"):
+        checkpoint.check_content(tmp_path / "pair")
+
+
+@pytest.mark.parametrize("name", pairs.names())
+def test_the_embedded_pairs_are_as_they_were_written(name):
+    assert checkpoint.check_content(pairs.path(name)) > 4
 
 
 def test_missing_weights_are_told(tmp_path):

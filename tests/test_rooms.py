@@ -33,6 +33,7 @@ ORDER = (
     "decoding.request",
     "decoding.rounds",
     "decoding.loop",
+    "files",
     "checkpoint",
     "pairs",
     "inspection",
