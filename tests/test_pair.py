@@ -18,6 +18,14 @@ needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=f"the held-out s
 PROMPT, NEW = 32, 100
 
 
+@pytest.fixture(scope="module", autouse=True)
+def optimised():
+    """Thousands of tokens are decoded here, so the compiler's passes, left out elsewhere, pay."""
+    jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    jax.config.update("jax_disable_most_optimizations", True)
+
+
 @pytest.fixture(scope="module")
 def models():
     return reanchor_jax.load_pair("stories260k")
