@@ -2,11 +2,12 @@
 
 In: Hugging Face / z-lab directories, or directories of ours, of a target and a drafter that belong together.
 Out: one directory in the layout of `checkpoint`, or nothing at all and one error that lists every problem.
-Source: the safetensors format; headers are checked before any weight is read, then one tensor at a time is read into the model.
+Source: the safetensors format. Headers are checked before any weight is read, then weights pass from the files into the directory a few
+    rows at a time.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +17,17 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 from tqdm import tqdm
 
-from reanchor_jax import checkpoint, pairs
+from reanchor_jax import checkpoint, huggingface, pairs
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
-from reanchor_jax.files import check_vacant, fresh_directory, read_json, sha256
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.files import check_vacant, clear_leftovers, fresh_directory, read_json, sha256
+from reanchor_jax.weights import Rows, num_bytes, stored_leaves
 
-from .plan import Move, key_of, plan, source_shape
-from .tables import TABLES, Table, Transform
+from .families import find_options
+from .hub import find_directory
+from .plan import Move, key_of, plan, shapes, source_shape
+from .tables import Table, Transform, drafter_table, target_table
+
+_BLOCK_BYTES = 1 << 26  # of a tensor read at once to check it
 
 
 class ConversionError(ValueError):
@@ -51,21 +56,28 @@ def convert(
     *,
     pair: Path | str | None = None,
     dtype: Any = None,
+    options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> Path | None:
     """Write `out` from a target and a drafter; return its path, or None after a dry run, which prints the mapping and writes nothing.
 
-    target_dir: a Hugging Face directory. pair: instead of it, an embedded pair's name or a directory of ours; its drafter is kept
-        unless drafter_dir is given.
-    drafter_dir: a z-lab DFlash directory, or a directory of ours with a drafter; None means no drafter (or the pair's own).
+    target_dir: a Hugging Face directory, or a hub repository (`owner/name` or `owner/name@revision`).
+    pair: instead of it, an embedded pair's name or a directory of ours; its drafter is kept unless drafter_dir is given.
+    drafter_dir: a drafter's directory or hub repository, or a directory of ours with a drafter; None means no drafter (or the pair's own).
     dtype: float32, bfloat16 or float16; None keeps the dtype of the checkpoint.
+    options: what the drafter's config does not say or says wrongly: `is_shifted`, `num_drafts`, `temperatures` (of its confidences).
     overwrite: replace `out` if it is a directory of ours.
     Raises ConversionError listing every missing, unexpected, ill-shaped or unreadable tensor, ValueError for configs that are wrong or do
-    not belong together, FileNotFoundError and FileExistsError for paths. Memory: the models and one tensor.
+    not belong together, FileNotFoundError and FileExistsError for paths, BlockingIOError if another process is writing `out`.
+    Memory: some 600 MB, whatever the size of the models; what comes from a directory of ours is held whole, though.
+    A process killed at any moment leaves `out` as it was or complete. The same command again removes what the dead one left beside it and
+    starts over; nothing is resumed.
     """
     out, dtype = Path(out), None if dtype is None else checkpoint.as_dtype(dtype)
+    if not dry_run:
+        clear_leftovers(out)  # first of all: a run killed while it replaced the pair it read from has the pair put back
     if target_dir is not None and pair is None:
         source = Path(target_dir)
     elif pair is not None and target_dir is None:
@@ -74,12 +86,12 @@ def convert(
         raise ValueError("give either a target directory or a pair; got " + ("neither." if pair is None else "both."))
     if not dry_run:
         check_vacant(out, may_replace=checkpoint.is_directory_of_ours if overwrite else None)
-    parts, files = _read_parts(source, drafter_dir, is_pair=pair is not None)
+    parts, files = _read_parts(source, drafter_dir, is_pair=pair is not None, options=options or {})
 
     moves, dtypes, problems = {}, set(), []
     for part in parts:
         if part.table is None:
-            stored = {leaf.dtype.name for leaf in checkpoint.stored_leaves(part.directory / part.name).values()}
+            stored = {leaf.dtype.name for leaf in stored_leaves(part.directory / part.name).values()} - {"int32"}
         else:
             moves[part.name], found = plan(part.directory, checkpoint.leaves(part.module), part.table)
             stored = {move.dtype for move in moves[part.name] if move.dtype in checkpoint.DTYPES}
@@ -92,23 +104,34 @@ def convert(
         _print_mapping(parts, moves, dtype)
         return None
 
-    planned = [move for found in moves.values() for move in found]
-    # every file is read once for its checksum, every tensor once for the weights
-    total = sum(file.stat().st_size for file in {move.file for move in planned}) + sum(move.num_bytes for move in planned)
-    with tqdm(total=total, unit="B", unit_scale=True, desc="convert", disable=not show_progress) as progress:
-        modules, origins = {}, {}
+    with tqdm(unit="B", unit_scale=True, desc="convert", disable=not show_progress) as progress:
+        weights, origins = {}, {part.name: part.origin for part in parts}
         for part in parts:
-            modules[part.name], origins[part.name] = _read(part, moves.get(part.name, ()), dtype, progress)
-    configs = {part.name: part.config for part in parts}
-    return checkpoint.save(
-        out,
-        Models(target=modules["target"], drafter=modules.get("drafter")),
-        target_config=configs["target"],
-        drafter_config=configs.get("drafter"),
-        files=files,
-        provenance=origins,
-        overwrite=overwrite,
-    )
+            if part.table is not None:
+                fills = [move for move in moves[part.name] if not move.is_repeat]
+                weights[part.name] = {move.leaf: _rows(move, dtype, progress.update) for move in fills}
+            else:
+                load = checkpoint.load_target if part.name == "target" else checkpoint.load_drafter
+                weights[part.name] = checkpoint.leaves(load(part.directory, dtype=dtype))
+        planned = [move for found in moves.values() for move in found]
+        # each file is read once for its checksum, each tensor once to be checked where it must be and once to be written
+        total = sum(file.stat().st_size for file in {move.file for move in planned})
+        total += sum(move.num_bytes * (_is_checked(move, dtype) + (not move.is_repeat)) for move in planned)
+        progress.reset(total=total + sum(num_bytes(leaf) for found in weights.values() for leaf in found.values()))
+        for name, found in moves.items():
+            files_read = dict.fromkeys(move.file for move in found)
+            origins[name] = {**origins[name], "files": {file.name: sha256(file, progress.update) for file in files_read}}
+            problems += [f"{name}: {problem}" for problem in _check_values(found, dtype, progress.update)]
+        _raise_if(problems)
+        return checkpoint.write(
+            out,
+            weights,
+            {part.name: part.config for part in parts},
+            files=files,
+            provenance=origins,
+            overwrite=overwrite,
+            progress=progress,
+        )
 
 
 def export_huggingface(directory: Path | str, out: Path | str) -> Path:
@@ -121,10 +144,12 @@ def export_huggingface(directory: Path | str, out: Path | str) -> Path:
     found = checkpoint.read_contents(directory)
     modules: dict[str, tuple[nnx.Module, dict[str, Any], Table]] = {}
     if found.target_config is not None:
-        target = checkpoint.load(directory).target
-        modules["target"] = (target, found.target_config, TABLES[target.config.family])
+        target = checkpoint.load_target(directory)
+        modules["target"] = (target, found.target_config, target_table(target.config))
     if found.drafter_config is not None:
-        modules["drafter"] = (checkpoint.load_drafter(directory), found.drafter_config, TABLES["dflash"])
+        drafter = checkpoint.load_drafter(directory)
+        config = {name: value for name, value in found.drafter_config.items() if name != huggingface.OPTIONS}
+        modules["drafter"] = (drafter, config, drafter_table(drafter.config))
     with fresh_directory(out) as fresh:
         for name, (module, config, table) in modules.items():
             (fresh / name).mkdir()
@@ -139,23 +164,31 @@ def export_huggingface(directory: Path | str, out: Path | str) -> Path:
     return out
 
 
-def _read_parts(source: Path, drafter_dir: Path | str | None, *, is_pair: bool) -> tuple[list[_Part], dict[str, Path]]:
+def _read_parts(
+    source: Path, drafter_dir: Path | str | None, *, is_pair: bool, options: Mapping[str, Any]
+) -> tuple[list[_Part], dict[str, Path]]:
     """Read and check every config before any weight: the parts to write, and the files to copy beside them."""
+    source, source_name = (source, source.resolve().name) if is_pair else find_directory(source)
     found = checkpoint.read_contents(source) if is_pair else _read_huggingface(source, "target")
     if found.target_config is None:
         raise FileNotFoundError(f"{source} holds no target; give the directory of a pair with one.")
     target_config = checkpoint.read_target_config(found, source)
-    parts = [_part("target", source, found, target_config, is_ours=is_pair)]
+    parts = [_part("target", source, source_name, found, target_config, is_ours=is_pair)]
     if drafter_dir is not None:
-        drafter_source = Path(drafter_dir)
+        drafter_source, drafter_name = find_directory(drafter_dir)
         is_ours = checkpoint.is_directory_of_ours(drafter_source)
         drafter_found = checkpoint.read_contents(drafter_source) if is_ours else _read_huggingface(drafter_source, "drafter")
+        if not is_ours and drafter_found.drafter_config is not None:
+            chosen = find_options(drafter_found.drafter_config, shapes(drafter_source), options)
+            drafter_found = drafter_found._replace(drafter_config={**drafter_found.drafter_config, huggingface.OPTIONS: chosen})
     else:
-        drafter_source, is_ours, drafter_found = source, is_pair, found
+        drafter_source, drafter_name, is_ours, drafter_found = source, source_name, is_pair, found
+    if options and (is_ours or drafter_dir is None):
+        raise ValueError(f"{', '.join(options)} are for a drafter that is converted from PyTorch; give its directory as drafter.")
     if drafter_found.drafter_config is not None:
         drafter_config = checkpoint.read_drafter_config(drafter_found, drafter_source)
         check_pair(target_config, drafter_config)
-        parts.append(_part("drafter", drafter_source, drafter_found, drafter_config, is_ours=is_ours))
+        parts.append(_part("drafter", drafter_source, drafter_name, drafter_found, drafter_config, is_ours=is_ours))
     elif drafter_dir is not None:
         raise FileNotFoundError(f"{drafter_source} holds no drafter; give a directory with one.")
     return parts, found.files
@@ -178,62 +211,81 @@ def _read_huggingface(directory: Path, name: str) -> checkpoint.Contents:
     )
 
 
-def _part(name: str, directory: Path, found: checkpoint.Contents, config: TargetConfig | DrafterConfig, *, is_ours: bool) -> _Part:
+def _part(
+    name: str, directory: Path, source: str, found: checkpoint.Contents, config: TargetConfig | DrafterConfig, *, is_ours: bool
+) -> _Part:
     if isinstance(config, TargetConfig):
-        table, module, dictionary = TABLES[config.family], checkpoint.build_target(config, np.float32), found.target_config
+        table, module, dictionary = target_table(config), checkpoint.build_target(config, np.float32), found.target_config
     else:
-        table, module, dictionary = TABLES["dflash"], checkpoint.build_drafter(config, np.float32), found.drafter_config
+        table, module, dictionary = drafter_table(config), checkpoint.build_drafter(config, np.float32), found.drafter_config
     return _Part(
         name=name,
         directory=directory,
         config=dictionary or {},
         table=None if is_ours else table,
         module=module,
-        origin=found.provenance.get(name) or {"source": directory.resolve().name},
+        origin=found.provenance.get(name) or {"source": source},
     )
 
 
-def _read(part: _Part, moves: Iterable[Move], dtype: np.dtype | None, progress: tqdm) -> tuple[nnx.Module, dict[str, Any]]:
-    """Fill a part's module on the host, file by file; return it with its provenance."""
-    if part.table is None:
-        if part.name == "drafter":
-            return checkpoint.load_drafter(part.directory, dtype=dtype), part.origin
-        return checkpoint.load(part.directory, dtype=dtype).target, part.origin
-    moves = list(moves)
-    values: dict[str, np.ndarray] = {}
-    checksums: dict[str, str] = {}
-    problems: list[str] = []
-    # repeats come last: the leaf they repeat must have been read
-    for is_repeat in (False, True):
-        for file in dict.fromkeys(move.file for move in moves if move.is_repeat == is_repeat):
-            if file.name not in checksums:
-                checksums[file.name] = sha256(file, progress.update)
-            with safe_open(file, framework="np") as tensors:
-                for move in moves:
-                    if move.file != file or move.is_repeat != is_repeat:
-                        continue
-                    tensor = tensors.get_tensor(move.key)
-                    progress.update(move.num_bytes)
-                    value = np.ascontiguousarray(_transform(tensor, move.transform))
-                    value = value if dtype is None else _cast(value, dtype, move.key, problems)
-                    if not is_repeat:
-                        values[move.leaf] = value
-                    elif not np.array_equal(values[move.leaf], value):
-                        problems.append(
-                            f"repeat: {move.key} differs from the embedding although tie_word_embeddings is true; "
-                            "set it to false in config.json if the head has weights of its own"
-                        )
-    _raise_if([f"{part.name}: {problem}" for problem in problems])
-    dtype = next(iter(values.values())).dtype
-    build = checkpoint.build_target if part.name == "target" else checkpoint.build_drafter
-    module = build(part.module.config, dtype)  # pyright: ignore[reportAttributeAccessIssue, reportArgumentType]
-    return checkpoint.with_leaves(module, values), {**part.origin, "files": checksums}
+def _rows(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any]) -> Rows:
+    """The leaf a tensor fills, as it is read from the file; progress is told the bytes read."""
+    to = np.dtype("int32" if move.transform == "offsets" else move.dtype if dtype is None else dtype)
+
+    def read(start: int, stop: int) -> np.ndarray:
+        # opened anew for every block: pages of a file stay mapped as long as it is open
+        with safe_open(move.file, framework="np") as tensors:
+            view = tensors.get_slice(move.key)
+            block = view[:, start:stop].T if move.transform == "transpose" else view[start:stop]
+        progress(block.nbytes)
+        if move.transform == "offsets":
+            block = block + np.arange(start, stop, dtype=block.dtype)
+        return block.astype(to, copy=False)
+
+    return Rows(shape=source_shape(move.shape, move.transform), dtype=to, read=read)
+
+
+def _is_checked(move: Move, dtype: np.dtype | None) -> bool:
+    """Whether a tensor's values may forbid the conversion."""
+    return move.is_repeat or (dtype == np.float16 and move.dtype != "float16" and move.transform != "offsets")
+
+
+def _check_values(moves: list[Move], dtype: np.dtype | None, progress: Callable[[int], Any]) -> list[str]:
+    """Tell which tensors do not repeat what they must, and which hold finite values that float16 would make infinite."""
+    problems = []
+    fills = {move.leaf: move for move in moves if not move.is_repeat}
+    for move in moves:
+        if move.is_repeat:
+            pairs_of_blocks = zip(_blocks(fills[move.leaf], dtype), _blocks(move, dtype, progress), strict=True)
+            if not all(np.array_equal(block, repeated) for block, repeated in pairs_of_blocks):
+                problems.append(
+                    f"repeat: {move.key} differs from the embedding although tie_word_embeddings is true; "
+                    "set it to false in config.json if the head has weights of its own"
+                )
+        elif _is_checked(move, dtype) and any(_overflows(block) for block in _blocks(move, None, progress)):
+            problems.append(f"dtype: {move.key} holds values beyond float16's range; choose bfloat16 or float32")
+    return problems
+
+
+def _blocks(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any] = lambda num_bytes: None) -> Iterator[np.ndarray]:
+    rows = _rows(move, dtype, progress)
+    step = max(1, _BLOCK_BYTES * rows.shape[0] // max(1, move.num_bytes))
+    for start in range(0, rows.shape[0], step):
+        yield rows.read(start, min(start + step, rows.shape[0]))
+
+
+def _overflows(block: np.ndarray) -> bool:
+    with np.errstate(over="ignore"):
+        return bool((np.isinf(block.astype(np.float16)) & ~np.isinf(block)).any())
 
 
 def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
     tensors = {}
     for leaf, value in checkpoint.leaves(module).items():
         key, transform = key_of(leaf, table)
+        if transform == "offsets":
+            tensors[key] = np.asarray(value, np.int64) - np.arange(value.size)
+            continue
         # safetensors writes the buffer as it lies in memory, so a transposed view must be copied
         tensors[key] = np.ascontiguousarray(_transform(np.asarray(value), transform))
     return tensors
@@ -241,17 +293,6 @@ def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
 
 def _transform(tensor: np.ndarray, transform: Transform) -> np.ndarray:
     return tensor.T if transform == "transpose" else tensor
-
-
-def _cast(value: np.ndarray, dtype: np.dtype, key: str, problems: list[str]) -> np.ndarray:
-    """Cast; a finite value beyond float16's range is a problem, not an infinity."""
-    if value.dtype == dtype:
-        return value
-    with np.errstate(over="ignore"):
-        cast = value.astype(dtype)
-    if dtype == np.float16 and np.isinf(cast).any() and not np.isinf(value.astype(np.float32)).any():
-        problems.append(f"dtype: {key} holds values beyond float16's range; choose bfloat16 or float32")
-    return cast
 
 
 def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[Move]], dtype: np.dtype | None) -> None:

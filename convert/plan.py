@@ -16,9 +16,10 @@ from safetensors import safe_open
 
 from reanchor_jax.files import read_json
 
-from .tables import Rule, Table, Transform
+from .tables import Rule, Table, Transform, bare
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_INTEGERS = ("I64", "I32")
 
 
 class Move(NamedTuple):
@@ -45,8 +46,7 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
 
     wanted: shapes of the model's leaves by path.
     """
-    rules = [(_pattern(rule.source, table.prefixes), rule) for rule in table.rules]
-    ignored = [_pattern(key, table.prefixes) for key in table.ignored]
+    rules = [(_pattern(rule.source), rule) for rule in table.rules]
     files, problems = _weight_files(directory)
     can_list_missing = not problems
     moves: dict[str, Move] = {}
@@ -64,9 +64,10 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
                 problems.append(f"duplicate: {key} is in {key_files[key]} and in {file.name}")
                 continue
             key_files[key] = file.name
-            if any(pattern.fullmatch(key) for pattern in ignored):
+            name = bare(key, table)
+            if any(re.fullmatch(pattern, name) for pattern in table.ignored):
                 continue
-            leaf, transform, is_repeat = _match(key, rules, table, wanted)
+            leaf, transform, is_repeat = _match(name, rules, table, wanted)
             if leaf is None:
                 problems.append(f"unexpected: {key} {list(shape)} has no place in the model that config.json describes")
                 continue
@@ -76,7 +77,9 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
             needed = tuple(wanted[leaf].shape)
             if source_shape(shape, transform) != needed:
                 problems.append(f"shape: {key} is {list(shape)}, config.json asks for {list(source_shape(needed, transform))}")
-            if dtype not in _SAFETENSORS_DTYPES:
+            if transform == "offsets" and dtype not in _INTEGERS:
+                problems.append(f"dtype: {key} is {dtype}; a token map must be of integers ({', '.join(_INTEGERS)})")
+            elif transform != "offsets" and dtype not in _SAFETENSORS_DTYPES:
                 problems.append(f"dtype: {key} is {dtype}; only {', '.join(_SAFETENSORS_DTYPES)} are converted (no quantised weights)")
             move = Move(
                 key=key,
@@ -97,12 +100,23 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
     return [*moves.values(), *repeats], problems
 
 
+def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor by key, from the headers of those files that can be read."""
+    found: dict[str, tuple[int, ...]] = {}
+    for file in _weight_files(directory)[0]:
+        try:
+            found |= {key: shape for key, shape, _, _ in _header(file)}
+        except Exception:  # `plan` names what cannot be read
+            continue
+    return found
+
+
 def key_of(leaf: str, table: Table) -> tuple[str, Transform]:
     """Key and transform of a leaf: the table read backwards."""
     for rule in table.rules:
-        match = _pattern(rule.destination, table.prefixes).fullmatch(leaf)
+        match = _pattern(rule.destination).fullmatch(leaf)
         if match:
-            return rule.source.format(prefix=table.prefixes[0], **match.groupdict()), rule.transform
+            return rule.source.format(prefix=table.prefix, **match.groupdict()), rule.transform
     raise KeyError(f"no rule fills {leaf}; add one to convert/tables.py.")
 
 
@@ -142,11 +156,11 @@ def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
 
 
 def _match(
-    key: str, rules: list[tuple[re.Pattern[str], Rule]], table: Table, wanted: Mapping[str, Any]
+    name: str, rules: list[tuple[re.Pattern[str], Rule]], table: Table, wanted: Mapping[str, Any]
 ) -> tuple[str | None, Transform, bool]:
-    """Leaf and transform of a key, and whether it only repeats that leaf; None if the model has no place for it."""
+    """Leaf and transform of a bare key, and whether it only repeats that leaf; None if the model has no place for it."""
     for pattern, rule in rules:
-        match = pattern.fullmatch(key)
+        match = pattern.fullmatch(name)
         if match is None:
             continue
         leaf = rule.destination.format(**match.groupdict())
@@ -165,6 +179,5 @@ def _missing(leaf: str, table: Table) -> str:
     return f"missing: {key} for {leaf}{hint}"
 
 
-def _pattern(template: str, prefixes: tuple[str, ...]) -> re.Pattern[str]:
-    prefix = "(?:" + "|".join(map(re.escape, prefixes)) + ")"
-    return re.compile(re.escape(template).replace(r"\{prefix\}", prefix).replace(r"\{layer\}", "(?P<layer>0|[1-9][0-9]*)"))
+def _pattern(template: str) -> re.Pattern[str]:
+    return re.compile(re.escape(template).replace(r"\{prefix\}", "").replace(r"\{layer\}", "(?P<layer>0|[1-9][0-9]*)"))

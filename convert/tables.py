@@ -1,22 +1,26 @@
 """Where each tensor of a PyTorch checkpoint goes; data only, read in both directions.
 
-In: the family of a checkpoint.
+In: a model's config.
 Out: its table of rules.
-Source: state dicts of transformers' LlamaForCausalLM and Qwen3ForCausalLM, and of z-lab's DFlashDraftModel.
+Source: state dicts of transformers' LlamaForCausalLM, Qwen3ForCausalLM and Gemma4UnifiedForConditionalGeneration, and the published
+    drafters of z-lab, Domino, DeepSpec, SpecForge, speculators, ModelOpt, AngelSlim and AngelSpec.
 """
 
+import re
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
-Transform = Literal["none", "transpose"]
+from reanchor_jax.config import DrafterConfig, TargetConfig
+
+Transform = Literal["none", "transpose", "offsets"]
 
 
 class Rule(NamedTuple):
     """One tensor, or one tensor of every layer.
 
-    source: its key; {prefix} stands for one of the table's prefixes, {layer} for a layer number.
+    source: its key; {prefix} stands for the table's prefix, {layer} for a layer number.
     destination: path of the leaf it fills.
-    transform: PyTorch stores linear maps [outputs, inputs], we store [inputs, outputs].
+    transform: PyTorch stores linear maps [outputs, inputs], we store [inputs, outputs]; token maps hold differences from the index.
     """
 
     source: str
@@ -25,56 +29,122 @@ class Rule(NamedTuple):
 
 
 class Table(NamedTuple):
-    """Rules of one family.
+    """Rules of one model.
 
-    prefixes: accepted spellings of {prefix}; the first is the one written.
+    prefix: written in front of keys. prefixes: stripped from keys when reading, as often as they occur.
+    aliases: other spellings and the key they stand for, as regular expressions of keys without prefix.
     rules: every leaf of the model has exactly one.
     repeats: keys that, in a model without a leaf for them, may repeat another leaf: a tied head.
-    ignored: keys that hold no weights.
+    ignored: regular expressions of keys without prefix that hold nothing the model needs.
     """
 
+    prefix: str
     prefixes: tuple[str, ...]
+    aliases: tuple[tuple[str, str], ...]
     rules: tuple[Rule, ...]
     repeats: Mapping[str, str]
     ignored: tuple[str, ...]
 
 
-_LAYER_RULES = (
-    Rule("{prefix}layers.{layer}.input_layernorm.weight", "layers/{layer}/attention_norm/scale", "none"),
-    Rule("{prefix}layers.{layer}.self_attn.q_proj.weight", "layers/{layer}/attention/query/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.self_attn.k_proj.weight", "layers/{layer}/attention/key/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.self_attn.v_proj.weight", "layers/{layer}/attention/value/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.self_attn.o_proj.weight", "layers/{layer}/attention/output/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.post_attention_layernorm.weight", "layers/{layer}/mlp_norm/scale", "none"),
-    Rule("{prefix}layers.{layer}.mlp.gate_proj.weight", "layers/{layer}/mlp/gate/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.mlp.up_proj.weight", "layers/{layer}/mlp/up/kernel", "transpose"),
-    Rule("{prefix}layers.{layer}.mlp.down_proj.weight", "layers/{layer}/mlp/down/kernel", "transpose"),
-)
+def bare(key: str, table: Table) -> str:
+    """The key as the rules know it: without prefixes, in the rules' own spelling."""
+    while found := next((prefix for prefix in table.prefixes if key.startswith(prefix)), None):
+        key = key.removeprefix(found)
+    for pattern, replacement in table.aliases:
+        key = re.sub(f"^{pattern}", replacement, key)
+    return key
 
-_QK_NORM_RULES = (
-    Rule("{prefix}layers.{layer}.self_attn.q_norm.weight", "layers/{layer}/attention/query_norm/scale", "none"),
-    Rule("{prefix}layers.{layer}.self_attn.k_norm.weight", "layers/{layer}/attention/key_norm/scale", "none"),
-)
 
-_TARGET_RULES = (
+def target_table(config: TargetConfig) -> Table:
+    """The table of a target."""
+    norms = _GEMMA_NORMS if config.family == "gemma4" else _NORMS + (() if config.family == "llama" else _QK_NORMS)
+    multimodal = r"(embed_vision|embed_audio|vision_tower|audio_tower)\..*" if config.family == "gemma4" else None
+    return Table(
+        prefix="model.",
+        prefixes=("model.", "language_model."),
+        aliases=(),
+        rules=_TARGET + _PROJECTIONS + norms,
+        repeats={"lm_head.weight": "embedding/embedding"},
+        ignored=(r"layers\.\d+\.self_attn\.rotary_emb\.inv_freq", *([] if multimodal is None else [multimodal])),
+    )
+
+
+def drafter_table(config: DrafterConfig) -> Table:
+    """The table of a drafter; what it does not have (embedding, head, mixture) matches no leaf of its model."""
+    heads = () if config.head is None else _GRU if config.head.kind == "gru" else _MARKOV
+    norms = _GEMMA_NORMS if config.family == "gemma4" else _NORMS + _QK_NORMS
+    return Table(
+        prefix="",
+        prefixes=DRAFTER_PREFIXES,
+        aliases=DRAFTER_ALIASES,
+        rules=_DRAFTER + _PROJECTIONS + norms + heads,
+        repeats={},
+        ignored=("t2d",),
+    )
+
+
+def _layer(source: str, destination: str, transform: Transform = "none") -> Rule:
+    return Rule("{prefix}layers.{layer}." + source, "layers/{layer}/" + destination, transform)
+
+
+_PROJECTIONS = (
+    _layer("self_attn.q_proj.weight", "attention/query/kernel", "transpose"),
+    _layer("self_attn.k_proj.weight", "attention/key/kernel", "transpose"),
+    _layer("self_attn.v_proj.weight", "attention/value/kernel", "transpose"),
+    _layer("self_attn.o_proj.weight", "attention/output/kernel", "transpose"),
+    _layer("mlp.gate_proj.weight", "mlp/gate/kernel", "transpose"),
+    _layer("mlp.up_proj.weight", "mlp/up/kernel", "transpose"),
+    _layer("mlp.down_proj.weight", "mlp/down/kernel", "transpose"),
+    _layer("input_layernorm.weight", "attention_norm/scale"),
+)
+_NORMS = (_layer("post_attention_layernorm.weight", "mlp_norm/scale"),)
+_QK_NORMS = (
+    _layer("self_attn.q_norm.weight", "attention/query_norm/scale"),
+    _layer("self_attn.k_norm.weight", "attention/key_norm/scale"),
+)
+# the same name as above stands for another norm here: of the attention's output
+_GEMMA_NORMS = (
+    *_QK_NORMS,
+    _layer("post_attention_layernorm.weight", "attention_output_norm/scale"),
+    _layer("pre_feedforward_layernorm.weight", "mlp_norm/scale"),
+    _layer("post_feedforward_layernorm.weight", "mlp_output_norm/scale"),
+    _layer("layer_scalar", "scale"),
+)
+_TARGET = (
     Rule("{prefix}embed_tokens.weight", "embedding/embedding", "none"),
     Rule("{prefix}norm.weight", "norm/scale", "none"),
     Rule("lm_head.weight", "head/kernel", "transpose"),
 )
-
-_DRAFTER_RULES = (
-    Rule("{prefix}fc.weight", "fusion/kernel", "transpose"),
-    Rule("{prefix}hidden_norm.weight", "context_norm/scale", "none"),
-    Rule("{prefix}norm.weight", "norm/scale", "none"),
+_DRAFTER = (
+    *_TARGET,
+    Rule("fc.weight", "fusion/kernel", "transpose"),
+    Rule("hidden_norm.weight", "context_norm/scale", "none"),
+    Rule("layer_fusion_weights", "mixture", "none"),
+    Rule("layers.{layer}.self_attn.k_proj_target.weight", "contexts/{layer}/key/kernel", "transpose"),
+    Rule("layers.{layer}.self_attn.v_proj_target.weight", "contexts/{layer}/value/kernel", "transpose"),
+    Rule("confidence_head.proj.weight", "confidence/output/kernel", "transpose"),
+    Rule("confidence_head.proj.bias", "confidence/output/bias", "none"),
+    Rule("d2t", "vocabulary", "offsets"),
 )
-
-LLAMA = Table(
-    prefixes=("model.", ""),
-    rules=_TARGET_RULES + _LAYER_RULES,
-    repeats={"lm_head.weight": "embedding/embedding"},
-    ignored=("{prefix}layers.{layer}.self_attn.rotary_emb.inv_freq",),
+_GRU = (
+    Rule("prefix_gru.weight_ih_l0", "causal_head/from_token/kernel", "transpose"),
+    Rule("prefix_gru.weight_hh_l0", "causal_head/from_state/kernel", "transpose"),
+    Rule("embed_proj.0.weight", "causal_head/inner/kernel", "transpose"),
+    Rule("embed_proj.2.weight", "causal_head/output/kernel", "transpose"),
 )
-QWEN3 = LLAMA._replace(rules=_TARGET_RULES + _LAYER_RULES + _QK_NORM_RULES)
-DFLASH = Table(prefixes=("", "model."), rules=_DRAFTER_RULES + _LAYER_RULES + _QK_NORM_RULES, repeats={}, ignored=())
-
-TABLES = {"llama": LLAMA, "qwen3": QWEN3, "dflash": DFLASH}
+_MARKOV = (
+    Rule("markov_head.markov_w1.weight", "causal_head/embedding/embedding", "none"),
+    Rule("markov_head.markov_w2.weight", "causal_head/output/kernel", "transpose"),
+    Rule("markov_head.gate_proj.weight", "causal_head/gate/kernel", "transpose"),
+    Rule("markov_head.gate_proj.bias", "causal_head/gate/bias", "none"),
+    Rule("markov_head.joint_proj.weight", "causal_head/joint/kernel", "transpose"),
+    Rule("markov_head.joint_proj.bias", "causal_head/joint/bias", "none"),
+)
+DRAFTER_PREFIXES = ("_orig_mod.", "logit_head.", "dflash_module.", "draft_model.", "model.")
+DRAFTER_ALIASES = (
+    (r"context_proj\.", "fc."),
+    (r"context_norm\.", "hidden_norm."),
+    (r"final_norm\.", "norm."),
+    (r"(markov_w1|markov_w2|gate_proj|joint_proj)\.", r"markov_head.\1."),
+    (r"confidence_proj\.", "confidence_head.proj."),
+)

@@ -1,10 +1,11 @@
 """Lossless speculative decoding in JAX: ReAnchor on block-diffusion drafters.
 
 Axis letters, one meaning each, in types, einsums and docstrings:
-B rows, P prompt tokens or places of a path, T tokens of this call, S cache slots or places of a training sequence, K block slots,
-M blocks (baseline + shifted) or paths,
-N trie nodes, V vocabulary, D width, H query heads, G key/value heads, R = H/G or retained entries, A width of a head, F MLP width,
-L layers, E taps, C training anchors, Z stop ids, J positions that have noise, W entries of a training window, K1 = K - 1.
+B rows, P prompt tokens or places of a path, T tokens of this call, S cache slots or places of a training sequence,
+K tokens of a block or slots of a drafting pass, K1 drafted tokens, M blocks (baseline + shifted) or paths,
+N trie nodes, V vocabulary, D width, H query heads, G key/value heads, R = H/G or retained entries, A width of a head,
+F width of a feature or of the MLP, L layers, E taps, C training anchors, Z stop ids, J positions that have noise,
+W entries of a training window.
 """
 
 from reanchor_jax.checkpoint import load, save

@@ -73,6 +73,8 @@ def make_parser(
 
     inspect = add("inspect", "tell what a directory holds")
     inspect.add_argument("directory", metavar="DIR", help="directory or embedded pair")
+    inspect.add_argument("--context", metavar="N", type=_positive, help="also tell the memory that rows of N tokens need")
+    inspect.add_argument("--batch", metavar="N", type=_positive, help="rows to tell the memory for, with --context (default: 1)")
     inspect.add_argument("--verify", action="store_true", help="compare every weights file with the SHA-256 recorded when it was written")
     return parser
 

@@ -3,7 +3,7 @@
 In: a directory: `target/` and `drafter/` (Orbax), `target_config.json` and `drafter_config.json` (Hugging Face config dicts),
     `generation_config.json`, tokenizer files, `provenance.json`. Either model may be absent.
 Out: Models; or such a directory, written under a temporary name and renamed when complete.
-Source: Orbax StandardCheckpoint. Restoring always takes an abstract tree with shardings, so weights saved anywhere load anywhere.
+Source: `weights` says how a folder of weights looks, `files` how a directory appears at once.
 """
 
 import dataclasses
@@ -11,19 +11,25 @@ import importlib.metadata
 import json
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 from flax import nnx
+from tqdm import tqdm
 
+from reanchor_jax import huggingface
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
-from reanchor_jax.files import PROVENANCE, changed_files, fresh_directory, read_json, record_files
+from reanchor_jax.files import PROVENANCE, fresh_directory, read_json, record_files
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
+from reanchor_jax.weights import check_whole, num_bytes, restore_weights, stored_leaves, write_weights
+
+# of the directories written here; one more when an older version could not read them
+FORMAT = 1
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENIZER_FILES = (
@@ -41,6 +47,8 @@ TOKENIZER_FILES = (
 _TARGET_CONFIG, _DRAFTER_CONFIG = "target_config.json", "drafter_config.json"
 
 M = TypeVar("M", bound=nnx.Module)
+# Sharding of every leaf, or what tells it from a leaf's path (`target/layers/0/mlp/up/kernel`), shape and dtype.
+Shardings = jax.sharding.Sharding | Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding] | None
 
 
 class Contents(NamedTuple):
@@ -59,34 +67,43 @@ class Contents(NamedTuple):
     files: dict[str, Path]
 
 
-def load(path: Path | str, *, dtype: Any = None) -> Models:
+def load(path: Path | str, *, dtype: Any = None, sharding: Shardings = None) -> Models:
     """Read target and, where the directory has one, drafter.
 
     dtype: float32, bfloat16 or float16, cast while reading; None keeps what is stored.
-    Raises FileNotFoundError if the directory or its target is missing, ValueError for weights that do not fit the config or cannot be read.
+    sharding: where the leaves lie: one for all of them (`NamedSharding(mesh, PartitionSpec())` repeats them on a mesh), or a function of
+        a leaf's path, which begins with `target/` or `drafter/`, and its shape and dtype. None: JAX's default device.
+    Memory: the models, and on the host what is being read: a gigabyte or the largest leaf.
+    Raises FileNotFoundError if the directory or its target is missing, ValueError for weights that do not fit the config or cannot be read,
+    for a sharding that does not fit a leaf, and for a directory of a newer version.
     """
     path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
     found = read_contents(path)
-    if found.target_config is None:
-        raise FileNotFoundError(f"{path} holds a drafter without a target ({_TARGET_CONFIG} is missing); read it with load_drafter.")
-    target_config = read_target_config(found, path)
+    target_config = _existing_target_config(found, path)
     drafter_config = None if found.drafter_config is None else read_drafter_config(found, path)
     if drafter_config is not None:
         check_pair(target_config, drafter_config)
-    return Models(
-        target=_restore(path / "target", lambda dtype: build_target(target_config, dtype), dtype),
-        drafter=None if drafter_config is None else _restore(path / "drafter", lambda dtype: build_drafter(drafter_config, dtype), dtype),
-    )
+    drafter = None
+    target = _restore(path / "target", partial(build_target, target_config), dtype, sharding)
+    if drafter_config is not None:
+        drafter = _restore(path / "drafter", partial(build_drafter, drafter_config), dtype, sharding)
+    return Models(target=target, drafter=drafter)
 
 
-def load_drafter(path: Path | str, *, dtype: Any = None) -> Drafter:
-    """Read the drafter of a directory, with or without a target beside it; dtype and errors as in `load`."""
+def load_target(path: Path | str, *, dtype: Any = None, sharding: Shardings = None) -> Target:
+    """Read the target of a directory and leave its drafter, if it has one, unread; arguments and errors as in `load`."""
+    path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
+    config = _existing_target_config(read_contents(path), path)
+    return _restore(path / "target", partial(build_target, config), dtype, sharding)
+
+
+def load_drafter(path: Path | str, *, dtype: Any = None, sharding: Shardings = None) -> Drafter:
+    """Read the drafter of a directory, with or without a target beside it; arguments and errors as in `load`."""
     path, dtype = Path(path), None if dtype is None else as_dtype(dtype)
     found = read_contents(path)
     if found.drafter_config is None:
         raise FileNotFoundError(f"{path} holds no drafter ({_DRAFTER_CONFIG} is missing); train or convert one first.")
-    config = read_drafter_config(found, path)
-    return _restore(path / "drafter", lambda dtype: build_drafter(config, dtype), dtype)
+    return _restore(path / "drafter", partial(build_drafter, read_drafter_config(found, path)), dtype, sharding)
 
 
 def save(
@@ -109,16 +126,16 @@ def save(
     generation = (files or {}).get("generation_config.json")
     if generation is not None:
         generation = json.loads(generation if isinstance(generation, bytes) else Path(generation).read_bytes())
-    _check_describes("target_config", TargetConfig.from_huggingface(target_config, generation), models.target.config)
-    modules: dict[str, nnx.Module] = {"target": models.target}
-    configs = {_TARGET_CONFIG: dict(target_config)}
+    _check_describes("target_config", huggingface.read_target(target_config, generation), models.target.config)
+    weights = {"target": leaves(models.target)}
+    configs = {"target": target_config}
     if (models.drafter is None) != (drafter_config is None):
         raise ValueError("models.drafter and drafter_config go together: give both or neither.")
     if models.drafter is not None and drafter_config is not None:
-        _check_describes("drafter_config", DrafterConfig.from_huggingface(drafter_config), models.drafter.config)
-        modules["drafter"] = models.drafter
-        configs[_DRAFTER_CONFIG] = dict(drafter_config)
-    return _write(path, modules, configs, extra=files or {}, provenance=provenance or {}, overwrite=overwrite)
+        _check_describes("drafter_config", huggingface.read_drafter(drafter_config), models.drafter.config)
+        weights["drafter"] = leaves(models.drafter)
+        configs["drafter"] = drafter_config
+    return write(path, weights, configs, files=files or {}, provenance=provenance or {}, overwrite=overwrite)
 
 
 def save_drafter(
@@ -130,13 +147,60 @@ def save_drafter(
     overwrite: bool = False,
 ) -> Path:
     """Write a directory with a drafter only, as training makes it; arguments and errors as in `save`."""
-    _check_describes("drafter_config", DrafterConfig.from_huggingface(drafter_config), drafter.config)
-    configs = {_DRAFTER_CONFIG: dict(drafter_config)}
-    return _write(path, {"drafter": drafter}, configs, extra={}, provenance=provenance or {}, overwrite=overwrite)
+    _check_describes("drafter_config", huggingface.read_drafter(drafter_config), drafter.config)
+    weights, configs = {"drafter": leaves(drafter)}, {"drafter": drafter_config}
+    return write(path, weights, configs, files={}, provenance=provenance or {}, overwrite=overwrite)
+
+
+def write(
+    path: Path | str,
+    weights: Mapping[str, Mapping[str, Any]],
+    configs: Mapping[str, Mapping[str, Any]],
+    *,
+    files: Mapping[str, Path | bytes],
+    provenance: Mapping[str, Any],
+    overwrite: bool,
+    progress: tqdm | None = None,
+) -> Path:
+    """Write a directory from leaves instead of models, so that `weights.Rows` are read only when they are written; return its path.
+
+    weights: leaves by path, of `target` and `drafter`. configs: their Hugging Face config dicts, which must describe those leaves.
+    progress: a bar whose total counts every leaf's bytes once; reading the files back to record them moves it, and sets its total right.
+    Other arguments and errors as in `save`. A process killed here leaves a temporary directory; the next one of the same path removes it
+    and starts over.
+    """
+    for name in files:
+        if name != "generation_config.json" and name not in TOKENIZER_FILES:
+            raise ValueError(f"files holds {name!r}; known are generation_config.json, {', '.join(TOKENIZER_FILES)}.")
+    about = {
+        "project": "reanchor-jax",
+        "version": importlib.metadata.version("reanchor-jax"),
+        "format": FORMAT,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "dtype": {name: found["norm/scale"].dtype.name for name, found in weights.items()},
+    }
+    path = Path(path)
+    with fresh_directory(path, may_replace=is_directory_of_ours if overwrite else None) as fresh:
+        for name, content in files.items():
+            (fresh / name).write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
+        for name, found in weights.items():
+            write_weights(fresh / name, found)
+        if progress is not None:
+            written = sum(file.stat().st_size for name in weights for file in (fresh / name).rglob("*") if file.is_file())
+            progress.total += written - sum(num_bytes(leaf) for found in weights.values() for leaf in found.values())
+        on_block = progress.update if progress is not None else lambda num_bytes: None
+        recorded = {name: record_files(fresh / name, on_block) for name in weights}
+        jsons = {f"{name}_config.json": config for name, config in configs.items()}
+        for name, value in {**jsons, PROVENANCE: {**about, **provenance, "weights": recorded}}.items():
+            (fresh / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    return path
 
 
 def read_contents(path: Path) -> Contents:
-    """Read everything but the weights. Raises FileNotFoundError if the path is no directory of ours, ValueError for broken JSON."""
+    """Read everything but the weights.
+
+    Raises FileNotFoundError if the path is no directory of ours, ValueError for broken JSON and for a directory of a newer version.
+    """
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory; give the directory that convert or train wrote.")
     if not is_directory_of_ours(path):
@@ -144,11 +208,19 @@ def read_contents(path: Path) -> Contents:
         raise FileNotFoundError(
             f"{path} holds neither {_TARGET_CONFIG} nor {_DRAFTER_CONFIG}; {hint or 'give the directory that convert or train wrote'}."
         )
+    provenance = read_json(path / PROVENANCE) or {}
+    number = provenance.get("format", 1)  # the first directories have none
+    if not isinstance(number, int) or number > FORMAT:
+        version = importlib.metadata.version("reanchor-jax")
+        raise ValueError(
+            f"{path} has format {number!r}, reanchor-jax {version} reads formats up to {FORMAT}; "
+            "install a newer reanchor-jax, or convert or train it again with this one."
+        )
     return Contents(
         target_config=read_json(path / _TARGET_CONFIG),
         drafter_config=read_json(path / _DRAFTER_CONFIG),
         generation_config=read_json(path / "generation_config.json"),
-        provenance=read_json(path / PROVENANCE) or {},
+        provenance=provenance,
         files={name: path / name for name in ("generation_config.json", *TOKENIZER_FILES) if (path / name).is_file()},
     )
 
@@ -156,7 +228,7 @@ def read_contents(path: Path) -> Contents:
 def read_target_config(found: Contents, path: Path) -> TargetConfig:
     """Build the TargetConfig of a directory's contents. Raises ValueError naming the path for a config that does not hold."""
     try:
-        return TargetConfig.from_huggingface(found.target_config or {}, found.generation_config)
+        return huggingface.read_target(found.target_config or {}, found.generation_config)
     except ValueError as error:
         raise ValueError(f"the target config of {path}: {error}") from error
 
@@ -164,7 +236,7 @@ def read_target_config(found: Contents, path: Path) -> TargetConfig:
 def read_drafter_config(found: Contents, path: Path) -> DrafterConfig:
     """Build the DrafterConfig of a directory's contents. Raises ValueError naming the path for a config that does not hold."""
     try:
-        return DrafterConfig.from_huggingface(found.drafter_config or {})
+        return huggingface.read_drafter(found.drafter_config or {})
     except ValueError as error:
         raise ValueError(f"the drafter config of {path}: {error}") from error
 
@@ -197,25 +269,6 @@ def leaves(module: nnx.Module) -> dict[str, Any]:
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(module))}
 
 
-def stored_leaves(folder: Path) -> dict[str, Any]:
-    """Shapes and dtypes of the weights an Orbax folder (`DIR/target`, `DIR/drafter`) lists, by path; no weights are read.
-
-    Raises FileNotFoundError if the folder is missing, ValueError if it cannot be read.
-    """
-    folder = folder.absolute()
-    _check_whole(folder)
-    try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            metadata = checkpointer.metadata(folder).item_metadata
-    except Exception as error:
-        raise ValueError(
-            f"{folder} cannot be read, a file in it is truncated or damaged ({_first_line(error)}); write it again."
-        ) from error
-    if metadata is None:
-        raise ValueError(f"{folder} cannot be read, a file in it is truncated, damaged or missing; write it again.")
-    return _flatten(metadata.tree)
-
-
 def check_content(path: Path) -> int:
     """Compare the content of every weights file with the SHA-256 recorded when it was written; return the number of files compared.
 
@@ -223,7 +276,7 @@ def check_content(path: Path) -> int:
     """
     found = read_contents(path)
     configs = {"target": found.target_config, "drafter": found.drafter_config}
-    return sum(_check_whole(path / name, hashes=True) for name, config in configs.items() if config is not None)
+    return sum(check_whole(path / name, hashes=True) for name, config in configs.items() if config is not None)
 
 
 def with_leaves(module: M, values: Mapping[str, Any]) -> M:
@@ -233,46 +286,12 @@ def with_leaves(module: M, values: Mapping[str, Any]) -> M:
     return nnx.merge(graph, nnx.from_flat_state(filled))
 
 
-def _write(
-    path: Path | str,
-    modules: Mapping[str, nnx.Module],
-    configs: Mapping[str, dict[str, Any]],
-    *,
-    extra: Mapping[str, Path | bytes],
-    provenance: Mapping[str, Any],
-    overwrite: bool,
-) -> Path:
-    for name in extra:
-        if name != "generation_config.json" and name not in TOKENIZER_FILES:
-            raise ValueError(f"files holds {name!r}; known are generation_config.json, {', '.join(TOKENIZER_FILES)}.")
-    about = {
-        "project": "reanchor-jax",
-        "version": importlib.metadata.version("reanchor-jax"),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "dtype": {name: sorted({leaf.dtype.name for leaf in leaves(module).values()})[0] for name, module in modules.items()},
-    }
-    path = Path(path)
-    with fresh_directory(path, may_replace=is_directory_of_ours if overwrite else None) as fresh:
-        for name, content in extra.items():
-            (fresh / name).write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
-        for name, module in modules.items():
-            with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-                checkpointer.save(fresh / name, args=ocp.args.StandardSave(_nest(leaves(module))))
-            marker = fresh / name / "commit_success.txt"
-            if marker.exists():  # Orbax writes the path on this machine into it, of a folder that will be renamed
-                marker.write_text("Checkpoint commit was successful\n", encoding="utf-8")
-        provenance = {**about, **provenance, "weights": {name: record_files(fresh / name) for name in modules}}
-        for name, config in {**configs, PROVENANCE: provenance}.items():
-            (fresh / name).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def _restore(folder: Path, build: Callable[[Any], M], dtype: np.dtype | None) -> M:
-    """Fill the module of a builder from an Orbax folder, after comparing paths and shapes with what the folder lists."""
+def _restore(folder: Path, build: Callable[[Any], M], dtype: np.dtype | None, sharding: Shardings) -> M:
+    """Fill the module of a builder from a folder of weights, after comparing paths and shapes with what the folder lists."""
     folder = folder.absolute()
     stored = stored_leaves(folder)
     if dtype is None:
-        dtypes = sorted({leaf.dtype.name for leaf in stored.values()})
+        dtypes = sorted({leaf.dtype.name for leaf in stored.values()} - {"int32"})  # token maps keep theirs
         if len(dtypes) != 1:
             raise ValueError(f"{folder} holds leaves of several dtypes ({', '.join(dtypes)}); pass dtype to cast them to one.")
         dtype = as_dtype(dtypes[0])
@@ -287,44 +306,29 @@ def _restore(folder: Path, build: Callable[[Any], M], dtype: np.dtype | None) ->
     ]
     if problems:
         raise ValueError(f"{folder} does not fit its config: {'; '.join(sorted(problems))}. Convert or train it again.")
-    sharding = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
-    abstract = {name: jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding) for name, leaf in wanted.items()}
+    if sharding is None:
+        sharding = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
+    placed = {
+        name: _place(f"{folder.name}/{name}", jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sharding) for name, leaf in wanted.items()
+    }
+    return with_leaves(module, restore_weights(folder, placed))
+
+
+def _place(name: str, leaf: jax.ShapeDtypeStruct, shardings: Shardings) -> jax.ShapeDtypeStruct:
+    sharding = shardings(name, leaf) if callable(shardings) else shardings
+    if not isinstance(sharding, jax.sharding.Sharding):
+        raise ValueError(f"sharding must give a jax.sharding.Sharding for every leaf; got {sharding!r} for {name}.")
     try:
-        with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
-            tree = checkpointer.restore(folder, args=ocp.args.StandardRestore(_nest(abstract)))
-    except Exception as error:  # tensorstore has no common base class for damaged files
-        raise ValueError(
-            f"{folder} cannot be read, a file in it is truncated or damaged ({_first_line(error)}); write it again."
-        ) from error
-    return with_leaves(module, _flatten(tree))
+        sharding.shard_shape(leaf.shape)
+    except ValueError as error:
+        raise ValueError(f"sharding of {name}, shape {leaf.shape}, does not fit: {error} Give one whose axes divide the shape.") from error
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
-def _check_whole(folder: Path, *, hashes: bool = False) -> int:
-    """Compare a folder with the record beside it, if there is one: tensorstore tells less, and its late threads write to the terminal."""
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is missing although its config is there; convert or train it again.")
-    recorded = (read_json(folder.parent / PROVENANCE) or {}).get("weights", {}).get(folder.name, {})
-    if changed := changed_files(folder, recorded, hashes=hashes):
-        raise ValueError(f"{folder} is damaged: {'; '.join(changed)}. Copy it again from its source, or convert or train it again.")
-    return len(recorded)
-
-
-def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
-    for path, leaf in flat.items():
-        *folders, name = path.split("/")
-        branch = tree
-        for folder in folders:
-            branch = branch.setdefault(folder, {})
-        branch[name] = leaf
-    return tree
-
-
-def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in tree.items():
-        flat |= _flatten(value, f"{prefix}{name}/") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
-    return flat
+def _existing_target_config(found: Contents, path: Path) -> TargetConfig:
+    if found.target_config is None:
+        raise FileNotFoundError(f"{path} holds a drafter without a target ({_TARGET_CONFIG} is missing); read it with load_drafter.")
+    return read_target_config(found, path)
 
 
 def _check_describes(name: str, given: TargetConfig | DrafterConfig, actual: TargetConfig | DrafterConfig) -> None:
@@ -336,7 +340,3 @@ def _check_describes(name: str, given: TargetConfig | DrafterConfig, actual: Tar
     ]
     if differing:
         raise ValueError(f"{name} does not describe the model: {', '.join(differing)} differ; give the dict the model was built from.")
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -74,8 +74,13 @@ def _demo(args: argparse.Namespace) -> None:
 
 
 def _inspect(args: argparse.Namespace) -> None:
+    if args.batch is not None and args.context is None:
+        raise ValueError(f"--batch ({args.batch}) goes with --context; give the tokens that a row must hold.")
     path = pairs.path(args.directory)
+    memory = None if args.context is None else inspection.describe_memory(path, batch=args.batch or 1, context=args.context)
     print(inspection.describe(path))
+    if memory is not None:
+        print(memory)
     if args.verify:
         num_files = checkpoint.check_content(path)
         print(f"verified: {num_files} weights files are as they were written" if num_files else "not verified: no checksums were recorded")
@@ -225,7 +230,7 @@ def _load(args: argparse.Namespace) -> Loaded:
         raise FileNotFoundError(f"{missing[0]} is not a directory; give the directory of a model.")
     is_ours = [checkpoint.is_directory_of_ours(source) for source in sources]
     if all(is_ours):
-        models = checkpoint.load(directory, dtype=dtype)._replace(drafter=None)
+        models = Models(target=checkpoint.load_target(directory, dtype=dtype), drafter=None)
         if drafter is not None:
             loaded = checkpoint.load_drafter(drafter, dtype=dtype)
             check_pair(models.target.config, loaded.config)

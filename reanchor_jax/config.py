@@ -1,16 +1,17 @@
-"""Describe models and decoding by frozen records, read from Hugging Face `config.json` dicts.
+"""Describe models and decoding by frozen records; every rule about their values is checked here, before any tracing.
 
-In: the dict of a `config.json`, or keyword arguments.
-Out: TargetConfig, DrafterConfig, DecodeConfig; every rule about their values is checked here, before any tracing.
-Source: transformers' Llama and Qwen3 configs; z-lab DFlash configs, old layout (top level) and new (`dflash_config`, `rope_parameters`).
+In: keyword arguments; `huggingface` reads them from `config.json` dicts.
+Out: TargetConfig, DrafterConfig, DecodeConfig.
+Source: transformers' Llama, Qwen3 and Gemma-4 configs; the published configs of the DFlash family.
 """
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
-RopeKind = Literal["default", "llama3", "yarn"]
+RopeKind = Literal["default", "llama3", "yarn", "proportional"]
+Family = Literal["llama", "qwen3", "gemma4"]
+Fusion = Literal["concatenated", "per_layer"]
+HeadKind = Literal["gru", "markov", "gated_markov", "rnn_markov"]
 RetainPolicy = Literal["none", "baseline", "deepest", "both"]
 DraftChoice = Literal["argmax", "independent", "coupled"]
 
@@ -26,6 +27,7 @@ class RopeConfig:
     factor, low_frequency_factor, high_frequency_factor and original_max_positions belong to `llama3` and `yarn`;
     beta_fast and beta_slow (turns within the original context), is_truncated (round the ramp's ends to whole pairs) and
     attention_factor (scales cos and sin) to `yarn`. original_max_positions is in tokens.
+    rotated_rate: fraction of the pairs that turn, belongs to `proportional`; the others have frequency 0.
     """
 
     theta: float
@@ -38,45 +40,7 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0
     is_truncated: bool = True
-
-    @classmethod
-    def from_huggingface(cls, config: Mapping[str, Any]) -> "RopeConfig":
-        """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (older). Raise ValueError if theta is missing."""
-        scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-        theta = scaling.get("rope_theta", config.get("rope_theta"))
-        if theta is None:
-            raise ValueError(
-                "rope_theta is missing from the config (neither at the top level nor in rope_parameters); "
-                "guessing 10000 would be silently wrong, so add it to config.json."
-            )
-        kind = scaling.get("rope_type", scaling.get("type", "default"))
-        if scaling.get("partial_rotary_factor", 1.0) != 1.0:
-            raise ValueError(f"partial_rotary_factor {scaling['partial_rotary_factor']} is not supported; only 1.0 is.")
-        if kind == "default":
-            return cls(theta=float(theta))
-        if kind not in ("llama3", "yarn"):
-            raise ValueError(f"rope_type {kind!r} is not supported; known types are default, llama3, yarn.")
-        factor = float(_require(scaling, "factor"))
-        original = int(scaling.get("original_max_position_embeddings") or _require(config, "max_position_embeddings"))
-        if kind == "llama3":
-            return cls(
-                theta=float(theta),
-                kind="llama3",
-                factor=factor,
-                low_frequency_factor=float(_require(scaling, "low_freq_factor")),
-                high_frequency_factor=float(_require(scaling, "high_freq_factor")),
-                original_max_positions=original,
-            )
-        return cls(
-            theta=float(theta),
-            kind="yarn",
-            factor=factor,
-            original_max_positions=original,
-            beta_fast=float(scaling.get("beta_fast") or 32.0),
-            beta_slow=float(scaling.get("beta_slow") or 1.0),
-            attention_factor=_yarn_attention_factor(scaling, factor),
-            is_truncated=bool(scaling.get("truncate", True)),
-        )
+    rotated_rate: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +49,7 @@ class LayerConfig:
 
     window: keys with position > query position - window are visible; None means no limit.
     is_causal: whether a drafter block slot sees later slots of its own block (False) or not. Always True in a target.
+    has_value: whether values have a projection of their own; without one they are the keys before norm and rotary.
     """
 
     num_kv_heads: int
@@ -92,28 +57,67 @@ class LayerConfig:
     rope: RopeConfig
     window: int | None = None
     is_causal: bool = True
+    has_value: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class StyleConfig:
+    """How a decoder layer is wired: what families differ in beside shapes.
+
+    has_qk_norm: queries and keys are normalised per head. has_value_norm: values too, without a weight.
+    attention_scale: factor of the scores; None means A^-0.5.
+    has_output_norms: outputs of attention and MLP are normalised before they join the stream.
+    has_layer_scale: the stream is multiplied by a number of the layer's own at its end.
+    activation: of the MLP's gate.
+    is_norm_wide: RMSNorm multiplies by its weight in float32; otherwise after casting back.
+    """
+
+    has_qk_norm: bool = True
+    has_value_norm: bool = False
+    attention_scale: float | None = None
+    has_output_norms: bool = False
+    has_layer_scale: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    is_norm_wide: bool = False
+
+
+STYLES: dict[Family, StyleConfig] = {
+    "llama": StyleConfig(has_qk_norm=False),
+    "qwen3": StyleConfig(),
+    "gemma4": StyleConfig(
+        has_value_norm=True,
+        attention_scale=1.0,
+        has_output_norms=True,
+        has_layer_scale=True,
+        activation="gelu_tanh",
+        is_norm_wide=True,
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetConfig:
-    """Shape of a Llama-3.x or Qwen3 decoder.
+    """Shape of a Llama-3.x, Qwen3 or Gemma-4 decoder.
 
+    family: how its layers are wired (`STYLES`).
     num_heads: query heads. mlp_width: of the gated MLP. layers: one record a decoder layer.
-    has_qk_norm: whether queries and keys are normalised per head. is_tied: whether the head is the embedding.
+    is_tied: whether the head is the embedding.
     max_positions: positions the model was made for, in tokens. eos_token_ids: ids that end a generation by default.
+    embedding_scale: factor of embedded tokens. softcap: logits become softcap * tanh(logits / softcap); None leaves them.
     """
 
-    family: Literal["llama", "qwen3"]
+    family: Family
     vocab_size: int
     width: int
     num_heads: int
     mlp_width: int
     norm_epsilon: float
     layers: tuple[LayerConfig, ...]
-    has_qk_norm: bool
     is_tied: bool
     max_positions: int
     eos_token_ids: tuple[int, ...] = ()
+    embedding_scale: float = 1.0
+    softcap: float | None = None
 
     def __post_init__(self):
         _check_heads(self.num_heads, self.layers)
@@ -122,69 +126,83 @@ class TargetConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @classmethod
-    def from_huggingface(cls, config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> "TargetConfig":
-        """Read a `config.json` dict of model_type llama or qwen3.
 
-        generation_config: the dict of `generation_config.json`; its `eos_token_id` (an int or a list) wins over the model config's.
-        Raises ValueError naming the field for anything the model code does not implement.
-        """
-        family = config.get("model_type")
-        if family not in ("llama", "qwen3"):
-            raise ValueError(f"model_type {family!r} is not a supported target; supported are llama and qwen3.")
-        _refuse(config, "attention_bias", "mlp_bias")
-        if config.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; only silu is.")
-        heads = _require(config, "num_attention_heads")
-        rope = RopeConfig.from_huggingface(config)
-        shape = LayerConfig(
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or _require(config, "hidden_size") // heads,
-            rope=rope,
-        )
-        eos = (generation_config or {}).get("eos_token_id", config.get("eos_token_id"))
-        return cls(
-            family=family,
-            vocab_size=_require(config, "vocab_size"),
-            width=_require(config, "hidden_size"),
-            num_heads=heads,
-            mlp_width=_require(config, "intermediate_size"),
-            norm_epsilon=_require(config, "rms_norm_eps"),
-            layers=tuple(
-                replace(shape, window=window)
-                for window in _windows(config, is_used=family == "qwen3" and bool(config.get("use_sliding_window")))
-            ),
-            has_qk_norm=family == "qwen3",
-            is_tied=bool(config.get("tie_word_embeddings", False)),
-            max_positions=_require(config, "max_position_embeddings"),
-            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, Sequence) else (eos,),
-        )
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """Shape of what makes a block's tokens depend on each other: an additive correction of the logits, drafted token by token.
+
+    kind: `gru` (Domino) or one of DSpark's Markov heads. size: width of its state or of its token embedding.
+    inner_size: width inside Domino's output map; 0 in Markov heads.
+    num_plain: first drafted tokens that are not corrected (Domino's pure_draft_prefix_len).
+    """
+
+    kind: HeadKind
+    size: int
+    inner_size: int = 0
+    num_plain: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfidenceConfig:
+    """DSpark's confidence head: log-odds that a drafted token is accepted if all before it are.
+
+    reads_previous: whether it sees the Markov embedding of the token before. has_bias: whether its map has one.
+    temperatures: divisor of the log-odds of each drafted token, from calibration; empty means 1.
+    """
+
+    reads_previous: bool = True
+    has_bias: bool = True
+    temperatures: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrafterConfig:
-    """Shape of a DFlash block-diffusion drafter.
+    """Shape of a block-diffusion drafter of the DFlash family; fusion, alignment, head and ownership are independent.
 
-    block_size: anchor + drafted tokens (z-lab layout: slot k >= 1 predicts the token at its own position).
-    target_layer_ids: 0-based target layers whose outputs are tapped, in the order `fc` expects them.
-    num_target_layers: layers of the target it was trained for. vocab_size: of that target, whose embedding and head it borrows.
+    family: how its layers are wired (`STYLES`). vocab_size: of the target.
+    num_slots: slots of a drafting pass, the anchor's included. num_drafts: tokens it drafts.
+    is_shifted: slot k predicts the token after its own position (DSpark, Domino), instead of the one at it (DFlash).
+    target_layer_ids: 0-based target layers whose outputs are tapped, in the order the fusion expects them.
+    num_target_layers: layers of the target it was trained for; None if its config does not say (speculators).
     mask_token_id: embedding row of the slots that are to be drafted.
+    fusion: `concatenated` (one linear map and norm for all layers) or `per_layer` (DFlare: a mixture of taps for each drafter layer, and
+        projections of their own for context keys and values).
+    head, confidence: None if it has none.
+    has_embedding, has_head: whether it owns an embedding and a head; it borrows the target's otherwise.
+    draft_vocab_size: tokens its own head knows, mapped to the target's by a table; None means all.
+    embedding_scale: factor of embedded tokens; None means as the target scales its own.
+    output_multiplier: factor of the logits. softcap: as in TargetConfig; None means as the target's, 0 none.
     """
 
+    family: Family = "qwen3"
     vocab_size: int
     width: int
     num_heads: int
     mlp_width: int
     norm_epsilon: float
     layers: tuple[LayerConfig, ...]
-    block_size: int
+    num_slots: int
+    num_drafts: int
     mask_token_id: int
     target_layer_ids: tuple[int, ...]
-    num_target_layers: int
+    num_target_layers: int | None
+    is_shifted: bool = False
+    fusion: Fusion = "concatenated"
+    head: HeadConfig | None = None
+    confidence: ConfidenceConfig | None = None
+    has_embedding: bool = False
+    has_head: bool = False
+    draft_vocab_size: int | None = None
+    embedding_scale: float | None = None
+    output_multiplier: float = 1.0
+    softcap: float | None = None
 
     def __post_init__(self):
-        if self.block_size < 2:
-            raise ValueError(f"block_size ({self.block_size}) must be at least 2: the anchor and one drafted token.")
+        first = 0 if self.is_shifted else 1
+        if self.num_slots < 2:
+            raise ValueError(f"block_size ({self.num_slots}) must be at least 2: the anchor and one drafted token.")
+        if not 1 <= self.num_drafts <= self.num_slots - first:
+            raise ValueError(f"num_drafts ({self.num_drafts}) must lie in 1..{self.num_slots - first} for {self.num_slots} slots.")
         if not 0 <= self.mask_token_id < self.vocab_size:
             raise ValueError(
                 f"mask_token_id ({self.mask_token_id}) must lie in 0..{self.vocab_size - 1} (an embedding row of the target); "
@@ -193,9 +211,20 @@ class DrafterConfig:
         if not self.target_layer_ids:
             raise ValueError("target_layer_ids is empty; the drafter needs at least one tapped target layer.")
         for tap in self.target_layer_ids:
-            if not 0 <= tap < self.num_target_layers:
+            if tap < -1 or (self.num_target_layers is not None and tap >= self.num_target_layers):
+                last = "" if self.num_target_layers is None else self.num_target_layers - 1
                 raise ValueError(
-                    f"target_layer_ids holds {tap}, outside 0..{self.num_target_layers - 1}; ids are 0-based layer outputs of the target."
+                    f"target_layer_ids holds {tap}, outside 0..{last}; ids are 0-based layer outputs of the target, -1 is its embedding."
+                )
+        if self.draft_vocab_size is not None and not self.has_head:
+            raise ValueError(f"draft_vocab_size ({self.draft_vocab_size}) needs a head of the drafter's own (lm_head).")
+        if self.confidence is not None and self.confidence.reads_previous and (self.head is None or self.head.kind == "gru"):
+            raise ValueError("confidence_head_with_markov needs a Markov head; the checkpoint has none.")
+        if self.confidence is not None and self.confidence.temperatures:
+            temperatures = self.confidence.temperatures
+            if len(temperatures) != self.num_drafts or min(temperatures) <= 0:
+                raise ValueError(
+                    f"confidence_temperatures must be {self.num_drafts} positive numbers, one a drafted token; got {temperatures}."
                 )
         _check_heads(self.num_heads, self.layers)
 
@@ -203,55 +232,15 @@ class DrafterConfig:
     def num_layers(self) -> int:
         return len(self.layers)
 
-    @classmethod
-    def from_huggingface(cls, config: Mapping[str, Any]) -> "DrafterConfig":
-        """Read a z-lab DFlash `config.json` dict, old or new layout.
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block: the anchor and what is drafted."""
+        return 1 + self.num_drafts
 
-        Raises ValueError for another architecture and for a missing block_size, mask_token_id or target_layer_ids
-        (the reference's fallbacks are wrong for most published checkpoints).
-        """
-        architectures = tuple(config.get("architectures") or ())
-        if architectures != ("DFlashDraftModel",):
-            raise ValueError(f"architectures {list(architectures)} is not a supported drafter; supported is ['DFlashDraftModel'].")
-        _refuse(config, "attention_bias")
-        if config.get("hidden_act", "silu") != "silu":
-            raise ValueError(f"hidden_act {config['hidden_act']!r} is not supported; only silu is.")
-        nested = dict(config.get("dflash_config") or {})
-        for name, neutral in (("input_embedding_scale", 1.0), ("output_multiplier", 1.0), ("final_logit_softcapping", None)):
-            value = nested.get(name, config.get(name))
-            if value not in (None, neutral, 0.0 if neutral is None else neutral):
-                raise ValueError(f"{name} {value} is not supported yet; only checkpoints without it are.")
-
-        def require(name: str) -> Any:
-            value = nested.get(name, config.get(name))
-            if value is None:
-                raise ValueError(f"{name} is missing from the drafter config (looked in dflash_config and at the top level); add it.")
-            return value
-
-        heads = _require(config, "num_attention_heads")
-        windows = _windows(config, is_used=config.get("layer_types") is not None)
-        is_causal = config.get("is_causal")
-        rope = RopeConfig.from_huggingface(config)
-        shape = LayerConfig(
-            num_kv_heads=config.get("num_key_value_heads") or heads,
-            head_size=config.get("head_dim") or _require(config, "hidden_size") // heads,
-            rope=rope,
-        )
-        return cls(
-            vocab_size=_require(config, "vocab_size"),
-            width=_require(config, "hidden_size"),
-            num_heads=heads,
-            mlp_width=_require(config, "intermediate_size"),
-            norm_epsilon=_require(config, "rms_norm_eps"),
-            # without a top-level is_causal, sliding layers are causal inside the block and full layers are not
-            layers=tuple(
-                replace(shape, window=window, is_causal=window is not None if is_causal is None else bool(is_causal)) for window in windows
-            ),
-            block_size=int(require("block_size")),
-            mask_token_id=int(require("mask_token_id")),
-            target_layer_ids=tuple(int(tap) for tap in require("target_layer_ids")),
-            num_target_layers=int(require("num_target_layers")),
-        )
+    @property
+    def feature_width(self) -> int:
+        """Width of a context feature: one vector, or one for each layer."""
+        return self.width * (self.num_layers if self.fusion == "per_layer" else 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,6 +252,9 @@ class DecodeConfig:
     max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
     num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, else its square, at most 256.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
+    min_confidence: blocks are cut before the first token that a drafter with a confidence head trusts less; 0 cuts nothing.
+    steps_per_second: target passes per second with 1, 2, ... tokens (`schedule.read_cost_table`): blocks are cut where verifying more
+        costs more than it is expected to bring; empty cuts nothing.
     cache_length: most tokens (prompt + generated) a row can hold.
     prefill_chunk: prompt tokens a prefill pass takes; a multiple of 64.
     block_buckets, node_buckets: numbers of blocks and nodes at which a round is compiled besides the full ones (1 + max_offsets blocks,
@@ -274,6 +266,8 @@ class DecodeConfig:
     max_offsets: int = 0
     num_nodes: int = 0
     draft_choice: DraftChoice = "argmax"
+    min_confidence: float = 0.0
+    steps_per_second: tuple[float, ...] = ()
     cache_length: int = 1024
     prefill_chunk: int = 64
     block_buckets: tuple[int, ...] = (1, 4, 16)
@@ -292,6 +286,14 @@ class DecodeConfig:
             raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
             raise ValueError("a config with is_speculative=False takes neither retain nor num_nodes; leave them out.")
+        if not 0 <= self.min_confidence < 1:
+            raise ValueError(f"min_confidence must lie in [0, 1); got {self.min_confidence}.")
+        if not isinstance(self.steps_per_second, tuple) or any(not speed > 0 for speed in self.steps_per_second):
+            raise ValueError(f"steps_per_second must be a tuple of positive numbers; got {self.steps_per_second!r}.")
+        if self.min_confidence and self.steps_per_second:
+            raise ValueError("min_confidence and steps_per_second both cut blocks; set one of them.")
+        if not self.is_speculative and (self.min_confidence or self.steps_per_second):
+            raise ValueError("a config with is_speculative=False drafts nothing to cut; leave out min_confidence and steps_per_second.")
         if self.cache_length < 1:
             raise ValueError(f"cache_length must be at least 1; got {self.cache_length}.")
         if self.prefill_chunk < 1 or self.prefill_chunk % CACHE_CHUNK:
@@ -300,6 +302,11 @@ class DecodeConfig:
             buckets = getattr(self, name)
             if not isinstance(buckets, tuple) or (buckets and buckets[0] < 1) or list(buckets) != sorted(set(buckets)):
                 raise ValueError(f"{name} must be a tuple of strictly rising positive numbers; got {buckets!r}.")
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether blocks are cut by the drafter's confidence."""
+        return self.min_confidence > 0 or bool(self.steps_per_second)
 
     @classmethod
     def autoregressive(cls, **overrides) -> "DecodeConfig":
@@ -344,64 +351,22 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
         raise ValueError(
             f"drafter vocab_size ({drafter.vocab_size}) differs from the target's ({target.vocab_size}); they do not belong together."
         )
-    if drafter.num_target_layers != target.num_layers:
+    if max(drafter.target_layer_ids) >= target.num_layers:
+        raise ValueError(
+            f"the drafter taps target layer {max(drafter.target_layer_ids)}, this target has {target.num_layers}; "
+            "they do not belong together."
+        )
+    if drafter.num_target_layers not in (None, target.num_layers):
         raise ValueError(
             f"the drafter was made for a target of {drafter.num_target_layers} layers, this one has {target.num_layers}; "
             "they do not belong together."
         )
 
 
-def _require(config: Mapping[str, Any], name: str) -> Any:
-    if config.get(name) is None:
-        raise ValueError(f"config.json lacks {name!r}; add it.")
-    return config[name]
-
-
-def _refuse(config: Mapping[str, Any], *names: str) -> None:
-    for name in names:
-        if config.get(name):
-            raise ValueError(f"{name}={config[name]} is not supported; only checkpoints without it are.")
-
-
-def _windows(config: Mapping[str, Any], *, is_used: bool) -> tuple[int | None, ...]:
-    """Window of each layer from `layer_types`; a sliding layer without `sliding_window` is an error."""
-    num_layers = _require(config, "num_hidden_layers")
-    # transformers' rule where layer_types is absent: layers from max_window_layers (default 28) on slide, if windows are used at all
-    has_default = is_used and bool(config.get("sliding_window"))
-    kinds = config.get("layer_types") or [
-        "sliding_attention" if has_default and index >= config.get("max_window_layers", 28) else "full_attention"
-        for index in range(num_layers)
-    ]
-    if len(kinds) != num_layers:
-        raise ValueError(f"layer_types has {len(kinds)} entries for {num_layers} layers; fix config.json.")
-    windows = []
-    for kind in kinds:
-        if kind not in ("full_attention", "sliding_attention"):
-            raise ValueError(f"layer type {kind!r} is not supported; known are full_attention and sliding_attention.")
-        is_sliding = kind == "sliding_attention" and is_used
-        if is_sliding and not config.get("sliding_window"):
-            raise ValueError("layer_types names a sliding_attention layer but sliding_window is missing; add it to config.json.")
-        windows.append(int(config["sliding_window"]) if is_sliding else None)
-    return tuple(windows)
-
-
 def _check_heads(num_heads: int, layers: tuple[LayerConfig, ...]) -> None:
     for layer in layers:
         if num_heads % layer.num_kv_heads:
             raise ValueError(f"num_heads ({num_heads}) must be a multiple of num_kv_heads ({layer.num_kv_heads}); check config.json.")
-
-
-def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
-    """Magnitude correction of YaRN: 0.1 ln(factor) + 1 unless the config states its own."""
-    if scaling.get("attention_factor") is not None:
-        return float(scaling["attention_factor"])
-
-    def magnitude(scale: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
-
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
-    return magnitude(1.0)
 
 
 def _with_full(buckets: tuple[int, ...], full: int) -> tuple[int, ...]:

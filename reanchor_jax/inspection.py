@@ -1,23 +1,24 @@
-"""Tell what a directory holds, without reading its weights.
+"""Tell what a directory holds and what memory it needs, without reading its weights.
 
-In: a directory in the layout of `checkpoint`.
-Out: a table as text.
-Source: its configs, provenance, and the shapes Orbax lists.
+In: a directory in the layout of `checkpoint`; rows and tokens to hold.
+Out: tables as text.
+Source: its configs, provenance, and the shapes Orbax lists; `cache` says how caches lie.
 """
 
 import json
+import math
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from reanchor_jax import checkpoint
 from reanchor_jax.config import DrafterConfig, TargetConfig
+from reanchor_jax.weights import num_bytes, stored_leaves
 
 
 def describe(path: Path | str) -> str:
     """Tell in a table what a directory holds: sizes, parameters, bytes, cache bytes per token, provenance.
 
-    Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.read_contents` and `checkpoint.stored_leaves`.
+    Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.read_contents` and `weights.stored_leaves`.
     """
     path = Path(path)
     found = checkpoint.read_contents(path)
@@ -26,20 +27,58 @@ def describe(path: Path | str) -> str:
         target = checkpoint.read_target_config(found, path)
         rows = {"architecture": target.family, "vocabulary": f"{target.vocab_size:,}", "tied head": "yes" if target.is_tied else "no"}
         rows["end tokens"] = " ".join(map(str, target.eos_token_ids)) or "none"
-        columns["target"] = {**_shape_rows(target), **rows, **_weight_rows(path / "target", target)}
+        columns["target"] = {**_shape_rows(target), **rows, **_weight_rows(path, "target", target)}
     if found.drafter_config is not None:
         drafter = checkpoint.read_drafter_config(found, path)
-        rows = {"architecture": "dflash", "vocabulary": f"{drafter.vocab_size:,}", "block size": str(drafter.block_size)}
+        rows = {"architecture": _family(drafter), "vocabulary": f"{drafter.vocab_size:,}", "block size": str(drafter.block_size)}
+        rows |= {"slot k predicts": "the next position" if drafter.is_shifted else "its own position"}
         rows |= {"mask token": str(drafter.mask_token_id), "tapped layers": " ".join(map(str, drafter.target_layer_ids))}
-        columns["drafter"] = {**_shape_rows(drafter), **rows, **_weight_rows(path / "drafter", drafter)}
+        columns["drafter"] = {**_shape_rows(drafter), **rows, **_weight_rows(path, "drafter", drafter)}
     names = list(dict.fromkeys(name for rows in columns.values() for name in rows))
     table = [["", *columns], *([name, *(rows.get(name, "") for rows in columns.values())] for name in names)]
-    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]))]
-    lines = [str(path), *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table)]
+    lines = [str(path), *_columns(table)]
     lines.append(f"files: {', '.join(found.files) or 'no tokenizer'}")
     told = {name: value for name, value in found.provenance.items() if name != "weights"}  # checksums: long, and nothing to read
     lines.append(f"provenance: {json.dumps(told, indent=2) if told else 'none recorded'}")
     return "\n".join(lines)
+
+
+def describe_memory(path: Path | str, *, batch: int, context: int) -> str:
+    """Tell in a table the bytes of weights and caches for `batch` rows of `context` tokens, in the dtype that is stored.
+
+    Layers with a sliding window hold every token all the same. Not counted: the slots of one round (two blocks and rounding up), and what
+    a pass holds while it runs.
+    Raises as `describe`, and ValueError if the target was made for fewer tokens.
+    """
+    path = Path(path)
+    found = checkpoint.read_contents(path)
+    weights, caches = 0, {}
+    if found.target_config is not None:
+        target = checkpoint.read_target_config(found, path)
+        if context > target.max_positions:
+            raise ValueError(f"context ({context}) exceeds the {target.max_positions} positions the target was made for; lower it.")
+        weights += sum(map(num_bytes, stored_leaves(path / "target").values()))
+        caches["target cache"] = batch * context * _cache_bytes(path, target)
+    if found.drafter_config is not None:
+        weights += sum(map(num_bytes, stored_leaves(path / "drafter").values()))
+        caches["drafter cache"] = batch * context * _cache_bytes(path, checkpoint.read_drafter_config(found, path))
+    rows = {"weights": weights, **caches, "total": weights + sum(caches.values())}
+    sizes = [(f"{value:,}", f"{value / 2**30:.2f} GiB") for value in rows.values()]
+    widths = [max(map(len, column)) for column in zip(*sizes, strict=True)]
+    table = [[name, *(cell.rjust(width) for cell, width in zip(size, widths, strict=True))] for name, size in zip(rows, sizes, strict=True)]
+    return "\n".join([f"memory for a batch of {batch:,} and a context of {context:,} tokens, in bytes:", *_columns(table)])
+
+
+def _family(drafter: DrafterConfig) -> str:
+    """Backbone, context and heads of a drafter in words."""
+    parts = [drafter.family, "dflare context" if drafter.fusion == "per_layer" else "dflash context"]
+    parts += [] if drafter.head is None else [drafter.head.kind.replace("_", " ") + " head"]
+    parts += [] if drafter.confidence is None else ["confidence"]
+    parts += ["own embedding"] if drafter.has_embedding else []
+    parts += (
+        ["own head" if drafter.draft_vocab_size is None else f"own head of {drafter.draft_vocab_size:,} tokens"] if drafter.has_head else []
+    )
+    return ", ".join(parts)
 
 
 def _shape_rows(config: TargetConfig | DrafterConfig) -> dict[str, str]:
@@ -58,15 +97,23 @@ def _shape_rows(config: TargetConfig | DrafterConfig) -> dict[str, str]:
     }
 
 
-def _weight_rows(folder: Path, config: TargetConfig | DrafterConfig) -> dict[str, str]:
-    stored = checkpoint.stored_leaves(folder).values()
-    num_parameters = sum(int(np.prod(leaf.shape)) for leaf in stored)
-    num_bytes = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in stored)
-    itemsize = max(leaf.dtype.itemsize for leaf in stored)
-    cache_bytes = sum(2 * layer.num_kv_heads * layer.head_size * itemsize for layer in config.layers)
+def _weight_rows(path: Path, name: str, config: TargetConfig | DrafterConfig) -> dict[str, str]:
+    stored = stored_leaves(path / name).values()
     return {
-        "parameters": f"{num_parameters:,}",
+        "parameters": f"{sum(math.prod(leaf.shape) for leaf in stored):,}",
         "dtype": " ".join(sorted({leaf.dtype.name for leaf in stored})),
-        "bytes of weights": f"{num_bytes:,}",
-        "cache bytes per token": f"{cache_bytes:,}",
+        "bytes of weights": f"{sum(map(num_bytes, stored)):,}",
+        "cache bytes per token": f"{_cache_bytes(path, config):,}",
     }
+
+
+def _cache_bytes(path: Path, config: TargetConfig | DrafterConfig) -> int:
+    """Bytes that a token takes in the caches of all layers; the drafter's are of the target's dtype."""
+    first = path / "target" if (path / "target").is_dir() else path / "drafter"
+    itemsize = max(leaf.dtype.itemsize for leaf in stored_leaves(first).values())
+    return sum(2 * layer.num_kv_heads * layer.head_size * itemsize for layer in config.layers)
+
+
+def _columns(table: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in table]

@@ -1,13 +1,13 @@
 """Small pairs in which drafts are never right, often right, or right by chance; one shape a family, so they share compilations.
 
-In: a family (llama, qwen3), a seed.
+In: a family of targets (llama, qwen3, gemma4) or drafters, a seed.
 Out: Models, prompts, and configs without buckets (each takes seconds to compile).
     Dimension 0 of every embedding holds one constant, so the sign of a norm's scale there says which token a head prefers.
 """
 
 import jax.numpy as jnp
 import numpy as np
-from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_qwen3_config
+from tiny import FAMILIES, random_models, tiny_drafter_config, tiny_family_config, tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
 
 from reanchor_jax import DecodeConfig, checkpoint
 from reanchor_jax.models.drafter import Models
@@ -19,14 +19,27 @@ _CONSTANT = 1000.0
 
 
 def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> Models:
-    """A random pair. llama: two layers of full attention. qwen3: a sliding and a full layer in target and drafter, windows of 9 and 3."""
-    if family == "llama":
+    """A random pair of two target layers, drafting BLOCK - 1 tokens.
+
+    llama: full attention. qwen3, gemma4: a sliding and a full layer in target and drafter, windows of 9 and 3.
+    domino, dspark, dflare, dspark_dflare, gemma4_dspark: a drafter of that family, the last for Gemma-4, the others for Llama.
+    """
+    kinds = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
+    if family in FAMILIES:
+        make_target = tiny_gemma4_config if family == "gemma4_dspark" else tiny_llama_config
+        kinds = {} if make_target is tiny_llama_config else kinds
+        target = make_target(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **kinds)
+        is_shifted = family in ("domino", "dspark", "gemma4_dspark")
+        drafter = tiny_family_config(family, target, block_size=BLOCK - is_shifted, target_layer_ids=[0, 1])
+    elif family == "gemma4":
+        target = tiny_gemma4_config(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **kinds)
+        drafter = tiny_drafter_config(target, block_size=BLOCK, target_layer_ids=[1], sliding_window=3, **kinds)
+    elif family == "llama":
         target = tiny_llama_config(num_hidden_layers=2, vocab_size=vocab_size)
         drafter = tiny_drafter_config(
             target, block_size=BLOCK, num_hidden_layers=1, layer_types=["full_attention"], target_layer_ids=[0, 1]
         )
     else:
-        kinds = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
         target = tiny_qwen3_config(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, sliding_window=9, **kinds)
         drafter = tiny_drafter_config(target, block_size=BLOCK, target_layer_ids=[1], sliding_window=3, **kinds)
     return random_models(target, drafter, seed=seed)

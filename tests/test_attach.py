@@ -41,12 +41,13 @@ def test_paths_are_baseline_prefixes_followed_by_blocks():
         blocks, _ = drawn(seed, vocab_size=50)
         sites = rng.integers(-1, SLOTS, size=(ROWS, BLOCKS)).astype(np.int32)
         sites[:, 0] = 0
-        paths = make_jit(blocks, sites)
+        kept = np.where(sites < 0, 0, rng.integers(0, SLOTS + 1, size=(ROWS, BLOCKS))).astype(np.int32)
+        paths = make_jit(blocks, sites, kept)
         assert paths.tokens.shape == (ROWS, BLOCKS, 2 * SLOTS - 1)
         for row in range(ROWS):
             for index in range(BLOCKS):
-                site = sites[row, index]
-                expected = [] if site < 0 else [*blocks[row, 0, :site].tolist(), *blocks[row, index].tolist()]
+                site, count = sites[row, index], kept[row, index]
+                expected = [] if count == 0 else [*blocks[row, 0, :site].tolist(), *blocks[row, index, :count].tolist()]
                 assert paths.lengths[row, index] == len(expected)
                 assert paths.tokens[row, index].tolist() == expected + [0] * (2 * SLOTS - 1 - len(expected))
 
@@ -56,7 +57,7 @@ def test_the_papers_example_attaches_behind_the_matching_token():
     a, b, c, d, e, f, g = range(1, 8)
     blocks = jnp.asarray([[[a, b, c, d], [c, e, f, g]]])
     sites = find_jit(blocks[:, 0], blocks[:, :, 0], jnp.ones((1, 2), bool))
-    paths = make_jit(blocks, sites)
+    paths = make_jit(blocks, sites, jnp.asarray([[4, 4]]))
     assert sites.tolist() == [[0, 2]]
     assert paths.tokens.tolist() == [[[a, b, c, d, 0, 0, 0], [a, b, c, e, f, g, 0]]]
     assert paths.lengths.tolist() == [[4, 6]]

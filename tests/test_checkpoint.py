@@ -3,7 +3,10 @@
 import gc
 import json
 import os
+import re
 import shutil
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -81,6 +84,89 @@ def test_a_drafter_alone_loads_by_load_drafter_only(tmp_path):
         checkpoint.load(tmp_path / "drafter")
 
 
+def test_a_target_loads_without_reading_its_drafter(tmp_path):
+    models = tiny_models(5, family="qwen3")
+    shutil.rmtree(save(tmp_path / "pair", models) / "drafter")
+    assert_equal(checkpoint.load_target(tmp_path / "pair", dtype="bfloat16"), models.target, dtype=jnp.bfloat16)
+    checkpoint.save_drafter(tmp_path / "drafter", models.drafter, drafter_config=DRAFTER)
+    with pytest.raises(FileNotFoundError, match=r"drafter without a target .* read it with load_drafter"):
+        checkpoint.load_target(tmp_path / "drafter")
+
+
+def test_a_sharding_places_every_leaf(tmp_path):
+    models = tiny_models(5, family="qwen3")
+    save(tmp_path / "pair", models)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("data",))
+    repeated = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    loaded = checkpoint.load(tmp_path / "pair", sharding=repeated)
+    assert_equal(loaded.target, models.target)
+    assert {leaf.sharding for part in loaded for leaf in checkpoint.leaves(part).values()} == {repeated}
+
+    asked = {}
+
+    def choose(name, leaf):
+        asked[name] = leaf
+        return split if name.startswith("target/") else repeated
+
+    loaded = checkpoint.load(tmp_path / "pair", dtype="bfloat16", sharding=choose)
+    assert_equal(loaded.drafter, models.drafter, dtype=jnp.bfloat16)
+    assert {leaf.sharding for leaf in checkpoint.leaves(loaded.target).values()} == {split}
+    assert {leaf.sharding for leaf in checkpoint.leaves(loaded.drafter).values()} == {repeated}
+    assert asked.keys() == {f"{part}/{leaf}" for part in ("target", "drafter") for leaf in checkpoint.leaves(getattr(models, part))}
+    assert (asked["target/layers/0/mlp/up/kernel"].shape, asked["drafter/norm/scale"].dtype) == ((24, 38), jnp.bfloat16)
+
+
+def test_a_sharding_that_does_not_fit_is_told_with_its_leaf(tmp_path):
+    save(tmp_path / "pair")
+    with pytest.raises(ValueError, match=r"sharding must give a jax\.sharding\.Sharding for every leaf; got None for target/"):
+        checkpoint.load(tmp_path / "pair", sharding=lambda name, leaf: None)
+    mesh = jax.sharding.AbstractMesh((5,), ("data",))
+    split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    with pytest.raises(ValueError, match=r"sharding of drafter/\S+, shape \(.*\), does not fit: .* Give one whose axes divide the shape"):
+        checkpoint.load_drafter(tmp_path / "pair", sharding=split)
+
+
+def test_weights_are_split_over_four_devices(tmp_path):
+    models = tiny_models(5, family="qwen3")
+    save(tmp_path / "pair", models)
+    program = """
+import sys, jax, numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from reanchor_jax import checkpoint
+mesh = Mesh(np.array(jax.devices()), ("model",))
+def choose(name, leaf):
+    return NamedSharding(mesh, PartitionSpec(*(None if size % 4 else "model" for size in leaf.shape[:1])))
+target = checkpoint.load_target(sys.argv[1], sharding=choose)
+found = checkpoint.leaves(target)
+kernel = found["layers/3/attention/output/kernel"]
+assert {shard.data.shape for shard in kernel.addressable_shards} == {(21, 24)}, kernel.sharding
+assert len({shard.device for shard in kernel.addressable_shards}) == 4
+assert {shard.data.shape for shard in found["embedding/embedding"].addressable_shards} == {(61, 24)}
+np.savez(sys.argv[2], **{name.replace("/", "."): np.asarray(leaf) for name, leaf in found.items()})
+"""
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=4"}
+    command = [sys.executable, "-c", program, str(tmp_path / "pair"), str(tmp_path / "found.npz")]
+    subprocess.run(command, check=True, env=environment, timeout=240)
+    with np.load(tmp_path / "found.npz") as found:
+        for name, leaf in checkpoint.leaves(models.target).items():
+            np.testing.assert_array_equal(found[name.replace("/", ".")], leaf, err_msg=name)
+
+
+def test_a_directory_without_format_number_loads_and_a_newer_one_is_refused(tmp_path):
+    models = tiny_models(5, family="qwen3")
+    file = save(tmp_path / "pair", models) / "provenance.json"
+    provenance = json.loads(file.read_text())
+    assert provenance.pop("format") == checkpoint.FORMAT == 1
+    file.write_text(json.dumps(provenance))
+    assert_equal(checkpoint.load(tmp_path / "pair").target, models.target)
+    for number in (2, "1.5"):
+        file.write_text(json.dumps({**provenance, "format": number}))
+        for read in (checkpoint.load, checkpoint.load_drafter, inspection.describe):
+            with pytest.raises(ValueError, match=rf"pair has format {number!r}, reanchor-jax \S+ reads formats up to 1; install a newer"):
+                read(tmp_path / "pair")
+
+
 def test_generation_config_and_tokenizer_files_travel_with_the_weights(tmp_path):
     files = {"generation_config.json": b'{"eos_token_id": [7, 11]}', "tokenizer.json": b'{"a": 1}', "chat_template.jinja": b"{{ x }}"}
     save(tmp_path / "pair", files=files)
@@ -134,7 +220,7 @@ def test_a_failed_save_leaves_the_old_directory_and_nothing_else(tmp_path):
 def test_a_config_of_another_model_is_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"target_config does not describe the model: mlp_width differ"):
         save(tmp_path / "pair", target_config={**TARGET, "intermediate_size": 39})
-    with pytest.raises(ValueError, match=r"drafter_config does not describe the model: block_size differ"):
+    with pytest.raises(ValueError, match=r"drafter_config does not describe the model: num_slots, num_drafts differ"):
         save(tmp_path / "pair", drafter_config=tiny_drafter_config(TARGET, block_size=5))
     with pytest.raises(ValueError, match="give both or neither"):
         save(tmp_path / "pair", drafter_config=None)
@@ -271,6 +357,30 @@ def test_describe_counts_parameters_bytes_and_cache_by_hand(tmp_path):
     assert rows["dtype"] == ["bfloat16", "bfloat16"]
     assert "files: tokenizer.json" in text
     assert '"version": ' in text
+
+
+def test_memory_of_weights_and_caches_is_counted_by_hand(tmp_path):
+    sliding = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 0}
+    target = tiny_qwen3_config(num_hidden_layers=2, tie_word_embeddings=False, **sliding)
+    drafter = tiny_drafter_config(target, num_hidden_layers=1, layer_types=["full_attention"], target_layer_ids=[1])
+    models = random_models(target, drafter, seed=7, dtype=jnp.bfloat16)
+    assert [layer.window for layer in models.target.config.layers] == [5, 5]
+    checkpoint.save(tmp_path / "pair", models, target_config=target, drafter_config=drafter)
+    # parameters as counted in the test before; a token keeps keys and values, 3 heads of 14 in 2 layers and 2 heads of 8 in 1 layer
+    num_target = 2 * 61 * 24 + 2 * (2 * 24 * 84 + 2 * 24 * 42 + 3 * 24 * 38 + 48 + 28) + 24
+    num_drafter = 24 * 24 + 24 + (2 * 24 * 32 + 2 * 24 * 16 + 3 * 24 * 34 + 48 + 16) + 24
+    weights, target_cache, drafter_cache = 2 * (num_target + num_drafter), 7 * 300 * 2 * (2 * 2 * 3 * 14), 7 * 300 * 2 * (2 * 2 * 8)
+    title, *lines = inspection.describe_memory(tmp_path / "pair", batch=7, context=300).splitlines()
+    assert title == "memory for a batch of 7 and a context of 300 tokens, in bytes:"
+    assert [line.rpartition("  ")[0].split("  ")[0] for line in lines] == ["weights", "target cache", "drafter cache", "total"]
+    assert [int(re.search(r" ([\d,]+)  +[\d.]+ GiB$", line)[1].replace(",", "")) for line in lines] == [
+        weights,
+        target_cache,
+        drafter_cache,
+        weights + target_cache + drafter_cache,
+    ]
+    with pytest.raises(ValueError, match=r"context \(513\) exceeds the 512 positions the target was made for"):
+        inspection.describe_memory(tmp_path / "pair", batch=1, context=513)
 
 
 def test_leaves_and_with_leaves_are_inverse():

@@ -143,6 +143,10 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
     status, out, _ = _run(capsys, "inspect", pair)
     assert status == 0
     assert "block size" in out
+    assert "memory for" not in out
+    status, out, _ = _run(capsys, "inspect", pair, "--context", 200, "--batch", 3)
+    assert status == 0
+    assert out.index("block size") < out.index("memory for a batch of 3 and a context of 200 tokens")
 
 
 @pytest.mark.parametrize(
@@ -189,6 +193,8 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
         (("train", "--target", "BARE", "--prompts", "PROMPTS", "--out", "OUT", "--num-steps", "1"), "has no tokenizer"),
         (("convert", "--pair", "nowhere", "--out", "OUT"), "'nowhere' is neither"),
         (("inspect", "nowhere"), "'nowhere' is neither"),
+        (("inspect", "PAIR", "--batch", "3"), r"--batch \(3\) goes with --context"),
+        (("inspect", "PAIR", "--context", "257"), r"context \(257\) exceeds the 256 positions"),
         (("demo", "--pair", "BARE"), "lacks a drafter"),
     ],
 )

@@ -6,8 +6,7 @@ import math
 import pytest
 from tiny import tiny_drafter_config, tiny_llama_config, tiny_qwen3_config
 
-from reanchor_jax import DecodeConfig, DrafterConfig, TargetConfig
-from reanchor_jax.config import RopeConfig
+from reanchor_jax import DecodeConfig, huggingface
 
 
 def test_presets_are_what_they_are_called():
@@ -55,24 +54,24 @@ def test_configs_cannot_be_changed_or_given_by_position():
 def test_a_target_reads_its_windows_and_end_tokens():
     kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "full_attention"]
     given = tiny_qwen3_config(layer_types=kinds, sliding_window=9, use_sliding_window=True)
-    config = TargetConfig.from_huggingface(given)
+    config = huggingface.read_target(given)
     assert [layer.window for layer in config.layers] == [9, None, 9, None, None]
     assert all(layer.is_causal for layer in config.layers)
     assert config.eos_token_ids == (2, 4)
-    assert TargetConfig.from_huggingface(given, {"eos_token_id": 5}).eos_token_ids == (5,)
+    assert huggingface.read_target(given, {"eos_token_id": 5}).eos_token_ids == (5,)
     # without use_sliding_window the layer types mean nothing, and without layer types windows begin at max_window_layers
-    assert {layer.window for layer in TargetConfig.from_huggingface({**given, "use_sliding_window": False}).layers} == {None}
-    late = TargetConfig.from_huggingface({**given, "layer_types": None, "max_window_layers": 3})
+    assert {layer.window for layer in huggingface.read_target({**given, "use_sliding_window": False}).layers} == {None}
+    late = huggingface.read_target({**given, "layer_types": None, "max_window_layers": 3})
     assert [layer.window for layer in late.layers] == [None, None, None, 9, 9]
 
 
 def test_a_drafters_sliding_layers_are_causal_unless_told_otherwise():
     sliding = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 5}
-    assert [(layer.window, layer.is_causal) for layer in DrafterConfig.from_huggingface(tiny_drafter_config(**sliding)).layers] == [
+    assert [(layer.window, layer.is_causal) for layer in huggingface.read_drafter(tiny_drafter_config(**sliding)).layers] == [
         (5, True),
         (None, False),
     ]
-    both_ways = DrafterConfig.from_huggingface(tiny_drafter_config(**sliding, is_causal=False))
+    both_ways = huggingface.read_drafter(tiny_drafter_config(**sliding, is_causal=False))
     assert [layer.is_causal for layer in both_ways.layers] == [False, False]
 
 
@@ -80,26 +79,29 @@ def test_the_old_layout_of_a_drafter_reads_as_the_new_one():
     new = tiny_drafter_config()
     old = {**{name: value for name, value in new.items() if name != "dflash_config"}, **new["dflash_config"]}
     old["rope_theta"] = old.pop("rope_parameters")["rope_theta"]
-    assert DrafterConfig.from_huggingface(old) == DrafterConfig.from_huggingface(new)
+    assert huggingface.read_drafter(old) == huggingface.read_drafter(new)
 
 
 def test_yarn_scales_attention_by_its_own_rule_or_the_stated_factor():
     scaling = {"rope_type": "yarn", "rope_theta": 5e5, "factor": 32.0, "original_max_position_embeddings": 64}
-    assert RopeConfig.from_huggingface({"rope_parameters": scaling}).attention_factor == pytest.approx(0.1 * math.log(32) + 1)
-    assert RopeConfig.from_huggingface({"rope_parameters": {**scaling, "attention_factor": 0.5}}).attention_factor == 0.5
-    ratio = RopeConfig.from_huggingface({"rope_parameters": {**scaling, "mscale": 2.0, "mscale_all_dim": 1.0}}).attention_factor
+    assert huggingface.read_rope({"rope_parameters": scaling}).attention_factor == pytest.approx(0.1 * math.log(32) + 1)
+    assert huggingface.read_rope({"rope_parameters": {**scaling, "attention_factor": 0.5}}).attention_factor == 0.5
+    ratio = huggingface.read_rope({"rope_parameters": {**scaling, "mscale": 2.0, "mscale_all_dim": 1.0}}).attention_factor
     assert ratio == pytest.approx((0.2 * math.log(32) + 1) / (0.1 * math.log(32) + 1))
 
 
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"model_type": "mamba"}, "model_type 'mamba' is not a supported target; supported are llama and qwen3"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not a supported target; supported are llama, qwen3, gemma4_unified"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported; only silu is"),
         ({"attention_bias": True}, "attention_bias=True is not supported"),
         ({"rope_parameters": None}, "rope_theta is missing from the config"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4}}, "rope_type 'dynamic' is not supported"),
-        ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5 is not supported"),
+        (
+            {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+            "factor 0.5 is supported with rope_type proportional only",
+        ),
         ({"num_key_value_heads": 4}, r"num_heads \(6\) must be a multiple of num_kv_heads \(4\)"),
         ({"vocab_size": None}, "config.json lacks 'vocab_size'; add it"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 3 layers"),
@@ -108,7 +110,7 @@ def test_yarn_scales_attention_by_its_own_rule_or_the_stated_factor():
 )
 def test_a_target_config_we_cannot_run_is_refused(changes, text):
     with pytest.raises(ValueError, match=text):
-        TargetConfig.from_huggingface(tiny_llama_config(**changes))
+        huggingface.read_target(tiny_llama_config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -121,9 +123,16 @@ def test_a_target_config_we_cannot_run_is_refused(changes, text):
         ({"target_layer_ids": []}, "target_layer_ids is empty"),
         ({"target_layer_ids": [0, 3]}, "target_layer_ids holds 3, outside 0..2; ids are 0-based layer outputs"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_window is missing; add it"),
-        ({"output_multiplier": 2.0}, "output_multiplier 2.0 is not supported yet"),
+        ({"attention_sink_bias": True}, "attention_sink_bias=True is not supported"),
+        ({"architectures": ["DFlash2DraftModel"]}, "this is DFlash 2 .* which is not supported yet; use the target's first DFlash drafter"),
+        ({"architectures": ["LlamaForCausalLMEagle3"]}, "this is an EAGLE drafter, which is not supported yet"),
+        ({"model_arch": "dfly"}, "this is DFly .* which is not supported yet"),
+        ({"dspark_block_size": 5}, "this is a DeepSeek-V4 bundle, which is not supported yet"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "this is a quantised checkpoint"),
+        ({"enable_hidden_correction": True}, "enable_hidden_correction=True is not supported"),
+        ({"num_drafts": 9, "reanchor_jax": {"num_drafts": 9}}, r"num_drafts \(9\) must lie in 1..6 for 7 slots"),
     ],
 )
 def test_a_drafter_config_we_cannot_run_is_refused(changes, text):
     with pytest.raises(ValueError, match=text):
-        DrafterConfig.from_huggingface(tiny_drafter_config(**changes))
+        huggingface.read_drafter(tiny_drafter_config(**changes))

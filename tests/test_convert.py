@@ -8,14 +8,17 @@ from pathlib import Path
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from big_checkpoint import layer_shapes, target_shapes
 from safetensors import safe_open
 from safetensors.numpy import save_file
-from tiny import tiny_configs, tiny_drafter_config, tiny_llama_config, tiny_models, tiny_qwen3_config
+from situations import small_models
+from tiny import FAMILIES, tiny_configs, tiny_drafter_config, tiny_llama_config, tiny_models, tiny_qwen3_config
 
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.convert.__main__ import main
 from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface
-from reanchor_jax.convert.tables import TABLES
+from reanchor_jax.convert.plan import key_of
+from reanchor_jax.convert.tables import drafter_table, target_table
 
 
 def random_tensors(shapes, dtype, seed):
@@ -23,37 +26,9 @@ def random_tensors(shapes, dtype, seed):
     return {key: rng.standard_normal(shape).astype(dtype) for key, shape in shapes.items()}
 
 
-def layer_shapes(config, prefix, *, has_qk_norm):
-    width, mlp, size = config["hidden_size"], config["intermediate_size"], config["head_dim"]
-    queries, keys = config["num_attention_heads"] * size, config["num_key_value_heads"] * size
-    shapes = {}
-    for index in range(config["num_hidden_layers"]):
-        layer = {
-            "input_layernorm.weight": (width,),
-            "post_attention_layernorm.weight": (width,),
-            "self_attn.q_proj.weight": (queries, width),
-            "self_attn.k_proj.weight": (keys, width),
-            "self_attn.v_proj.weight": (keys, width),
-            "self_attn.o_proj.weight": (width, queries),
-            "mlp.gate_proj.weight": (mlp, width),
-            "mlp.up_proj.weight": (mlp, width),
-            "mlp.down_proj.weight": (width, mlp),
-        }
-        if has_qk_norm:
-            layer |= {"self_attn.q_norm.weight": (size,), "self_attn.k_norm.weight": (size,)}
-        shapes |= {f"{prefix}layers.{index}.{name}": shape for name, shape in layer.items()}
-    return shapes
-
-
 def target_tensors(config, dtype=np.float32, prefix="model."):
     """A transformers state dict of random numbers, written from its documentation and not from our tables."""
-    shapes = {
-        f"{prefix}embed_tokens.weight": (config["vocab_size"], config["hidden_size"]),
-        f"{prefix}norm.weight": (config["hidden_size"],),
-    }
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], config["hidden_size"])
-    return random_tensors(shapes | layer_shapes(config, prefix, has_qk_norm=config["model_type"] == "qwen3"), dtype, seed=11)
+    return random_tensors(target_shapes(config, prefix), dtype, seed=11)
 
 
 def drafter_tensors(config, dtype=np.float32, prefix=""):
@@ -165,18 +140,14 @@ def test_every_tensor_lands_in_its_leaf(tmp_path, family, dtype, num_shards, pre
         assert {leaf.dtype for leaf in checkpoint.leaves(model).values()} == {dtype}
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3"])
-def test_every_leaf_has_exactly_one_rule_and_every_rule_a_leaf(family):
-    models = tiny_models(3, family=family)
-    for module, table in ((models.target, TABLES[family]), (models.drafter, TABLES["dflash"])):
-        leaves = {
-            name.replace(f"/{name.split('/')[1]}/", "/{layer}/", 1) if name.startswith("layers/") else name
-            for name in checkpoint.leaves(module)
-        }
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4", *FAMILIES])
+def test_every_leaf_has_exactly_one_rule(family):
+    models = small_models(3, family=family)
+    for module, table in ((models.target, target_table(models.target.config)), (models.drafter, drafter_table(models.drafter.config))):
         destinations = [rule.destination for rule in table.rules]
         assert len(set(destinations)) == len(destinations)
-        tied = {table_leaf for table_leaf in ("head/kernel",) if family == "qwen3" and module is models.target}
-        assert set(destinations) - tied == leaves
+        keys = {key_of(leaf, table)[0] for leaf in checkpoint.leaves(module)}
+        assert len(keys) == len(checkpoint.leaves(module))
 
 
 def test_dtype_casts_every_tensor(sources, tmp_path):
@@ -206,7 +177,9 @@ def test_the_directory_is_self_contained(tmp_path):
     ]
     assert json.loads((out / "tokenizer.json").read_text()) == {"a": 1}
     assert json.loads((out / "target_config.json").read_text()) == target
-    assert json.loads((out / "drafter_config.json").read_text()) == drafter
+    written = json.loads((out / "drafter_config.json").read_text())
+    assert written.pop("reanchor_jax")["fusion"] == "concatenated"
+    assert written == drafter
     assert checkpoint.load(out).target.config.eos_token_ids == (5,)
     provenance = json.loads((out / "provenance.json").read_text())
     checksum = hashlib.sha256((sources[0] / "model.safetensors").read_bytes()).hexdigest()
@@ -362,7 +335,7 @@ def test_wrong_pairs_are_refused_before_any_weight_is_read(sources):
         ({"hidden_size": 26}, r"drafter width \(26\) differs from the target's \(24\)"),
         ({"vocab_size": 67}, r"drafter vocab_size \(67\) differs from the target's \(61\)"),
         ({"num_target_layers": 5}, r"made for a target of 5 layers, this one has 3"),
-        ({"architectures": ["DFlash2DraftModel"]}, r"architectures \['DFlash2DraftModel'\] is not a supported drafter"),
+        ({"architectures": ["DFlash2DraftModel"]}, "this is DFlash 2"),
         ({"model_type": "gpt2"}, None),
     ):
         edit_config(sources[1], **{**tiny_drafter_config(), **changes})

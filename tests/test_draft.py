@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 from situations import BLOCK, small_models
 
+from reanchor_jax import DecodeConfig
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.decoding.draft import draft_blocks
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import draft_noise, filter_logits, make_sampling, position_noise, row_keys
 from reanchor_jax.models.drafter import BlockContext
 
-ROWS, ENTRIES, SLOTS, WIDTH = 3, 4, 128, 24
+ROWS, ENTRIES, SLOTS = 3, 4, 128
 LENGTHS = np.asarray([0, 11, 70], np.int32)
 COUNTS = np.asarray([2, 4, 0], np.int32)
 # entries 0 and 1 follow each other, 2 stands alone, 3 follows 2
@@ -27,7 +28,8 @@ def drawn(family):
     """Committed features per row, retained entries, and anchors that make sites likely."""
     models = small_models(3, family=family)
     rng = np.random.default_rng(5)
-    committed = rng.standard_normal((ROWS, LENGTHS.max(), WIDTH)).astype(np.float32)
+    width = models.drafter.config.feature_width
+    committed = rng.standard_normal((ROWS, LENGTHS.max(), width)).astype(np.float32)
     visible = np.zeros((ROWS, ENTRIES, ENTRIES), bool)
     for entry, path in enumerate(PATHS):
         visible[:, entry, path] = True
@@ -35,7 +37,7 @@ def drawn(family):
     retained = Retained(
         tokens=np.where(is_entry, rng.integers(61, size=(ROWS, ENTRIES)), 0).astype(np.int32),
         offsets=np.where(is_entry, [[1, 2, 1, 2]] * ROWS, 1).astype(np.int32),
-        features=np.where(is_entry[..., None], rng.standard_normal((ROWS, ENTRIES, WIDTH)), 0).astype(np.float32),
+        features=np.where(is_entry[..., None], rng.standard_normal((ROWS, ENTRIES, width)), 0).astype(np.float32),
         visible=visible & is_entry[:, :, None] & is_entry[:, None, :],
         counts=COUNTS,
     )
@@ -62,7 +64,7 @@ def draft(models, committed, retained, anchors, noise, *, draft_choice, num_bloc
         SAMPLING,
         noise,
         num_blocks=num_blocks,
-        draft_choice=draft_choice,
+        config=DecodeConfig(draft_choice=draft_choice),
     )
 
 
@@ -75,35 +77,52 @@ def target_noise():
 
 @jax.jit
 def block_logits(models, features, positions, mask, anchor, first_position):
-    """Logits of one block of one row whose whole context lies beside it, behind masks."""
+    """States and logits of one block of one row whose whole context lies beside it, behind masks."""
     target, drafter = models
-    slots = jnp.arange(BLOCK, dtype=jnp.int32)[None]
+    slots = jnp.arange(drafter.config.num_slots, dtype=jnp.int32)[None]
     states = drafter.block_states(
-        target.embedding(jnp.where(slots == 0, anchor, drafter.config.mask_token_id)),
+        drafter.embed(target, jnp.where(slots == 0, anchor, drafter.config.mask_token_id)),
         first_position + slots,
         context=BlockContext(keys_values=drafter.context_keys_values(features, positions), positions=positions, mask=mask),
     )
-    return target.logits(states[0, 1:])
+    states = drafter.predicting(states)[0]
+    return states, drafter.base_logits(target, states)
 
 
 def logits_of(family, row, block, anchor):
-    """Logits [K-1 V] of a block of a row, over committed features and the retained entries of its path; block 0 is the baseline."""
+    """States and logits of a block of a row, over committed features and the retained entries of its path; block 0 is the baseline."""
     models, committed, retained, _ = drawn(family)
     length, num_committed = int(LENGTHS[row]), committed.shape[1]
     path, offset = (PATHS[block - 1], retained.offsets[row, block - 1]) if block else ([], 0)
     features = np.concatenate([committed[row], retained.features[row]])[None]
     places = np.concatenate([np.arange(num_committed), length + retained.offsets[row] - 1])[None]
     mask = np.concatenate([np.arange(num_committed) < length, [entry in path for entry in range(ENTRIES)]])[None]
-    return np.asarray(block_logits(models, features, places.astype(np.int32), mask, np.int32(anchor), np.int32(length + offset)))
+    return block_logits(models, features, places.astype(np.int32), mask, np.int32(anchor), np.int32(length + offset))
+
+
+def drafted_tokens(family, row, block, anchor, site, draft_choice):
+    """Tokens behind a block's anchor, chosen one after the other where a head makes them depend on each other."""
+    states, logits = logits_of(family, row, block, anchor)
+    target, drafter = drawn(family)[0]
+    head = drafter.causal_head
+    if head is None:
+        return chosen(np.asarray(drafter.spread(logits)), row, block, site, draft_choice)
+    tokens, state = [int(anchor)], head.start((), jnp.float32)
+    for index in range(len(logits)):
+        previous = jnp.asarray(tokens[-1], jnp.int32)
+        state, correction = head(state, previous, drafter.embed(target, previous), states[index])
+        corrected = logits[index] + (correction if index >= drafter.config.head.num_plain else 0.0)
+        tokens += chosen(np.asarray(drafter.spread(corrected))[None], row, block, site + index, draft_choice)
+    return tokens[1:]
 
 
 def chosen(logits, row, block, site, draft_choice):
-    """Tokens of slots 1..K-1 by the definition of the choice; site: where the block's slot 0 stands behind the anchor."""
+    """Tokens by the definition of the choice; site: where the token before the first stands behind the round's anchor."""
     if draft_choice == "argmax" or SAMPLING.temperature[row] == 0:
         return logits.argmax(axis=-1).tolist()
     own_sampling = jax.tree.map(lambda value: value[row : row + 1], SAMPLING)
     filtered = np.asarray(filter_logits(jnp.asarray(logits)[None], own_sampling))[0]
-    places = site + 1 + np.arange(BLOCK - 1)
+    places = site + 1 + np.arange(len(logits))
     if draft_choice == "coupled":
         noise = np.asarray(target_noise())[row, places - 1]
     else:
@@ -112,10 +131,21 @@ def chosen(logits, row, block, site, draft_choice):
     return (filtered + noise).argmax(axis=-1).tolist()
 
 
-@pytest.mark.parametrize(("family", "draft_choice"), [("llama", "coupled"), ("llama", "independent"), ("qwen3", "argmax")])
+@pytest.mark.parametrize(
+    ("family", "draft_choice"),
+    [
+        ("llama", "coupled"),
+        ("llama", "independent"),
+        ("qwen3", "argmax"),
+        ("domino", "coupled"),
+        pytest.param("dspark", "independent", marks=pytest.mark.slow),
+        ("dspark_dflare", "coupled"),
+        pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
+    ],
+)
 def test_every_block_equals_a_pass_of_its_own_and_its_tokens_the_definition_of_the_choice(family, draft_choice):
     models, committed, retained, anchors = drawn(family)
-    baselines = [[int(anchor), *chosen(logits_of(family, row, 0, anchor), row, 0, 0, draft_choice)] for row, anchor in enumerate(anchors)]
+    baselines = [[int(anchor), *drafted_tokens(family, row, 0, anchor, 0, draft_choice)] for row, anchor in enumerate(anchors)]
     tokens = np.array(retained.tokens)
     tokens[0, 1], tokens[1, 0], tokens[1, 2] = baselines[0][2], baselines[1][4], anchors[1]  # these blocks find a site
     drafted = draft(models, committed, retained._replace(tokens=tokens), anchors, target_noise(), draft_choice=draft_choice)
@@ -126,7 +156,7 @@ def test_every_block_equals_a_pass_of_its_own_and_its_tokens_the_definition_of_t
             anchor = int(tokens[row, block - 1])
             site = baseline.index(anchor) if anchor in baseline else -1
             assert int(drafted.sites[row, block]) == site
-            expected = chosen(logits_of(family, row, block, anchor), row, block, max(site, 0), draft_choice)
+            expected = drafted_tokens(family, row, block, anchor, max(site, 0), draft_choice)
             assert drafted.tokens[row, block].tolist() == [anchor, *expected]
             sites.add(site)
         assert not drafted.tokens[row, 1 + COUNTS[row] :].any()

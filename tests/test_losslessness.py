@@ -1,5 +1,6 @@
 """Every method emits what `autoregress` emits with the same key: tokens, log-probabilities, finish reasons, whatever the drafter does."""
 
+import dataclasses
 import functools
 
 import jax
@@ -9,6 +10,7 @@ import oracle
 import pytest
 from divergence import Divergence, assert_same_generation, find_divergences
 from situations import BLOCK, CACHE_LENGTH, FAVOURITE, always_wrong, flat, often_right, prompts, small_config, small_models
+from tiny import FAMILIES
 
 from reanchor_jax import DecodeConfig, autoregress, generate, make_sampling, summarize
 from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
@@ -64,6 +66,51 @@ def test_generate_equals_autoregress_with_the_same_key(family, retain, draft_cho
     assert sum(histograms["always_wrong"][1:]) == 0
     if retain != "none":
         assert any(np.asarray(info.num_attached).any() for info in infos["random"])
+
+
+@pytest.mark.parametrize(
+    ("family", "retain", "draft_choice"),
+    [
+        ("gemma4", "both", "argmax"),
+        ("domino", "both", "coupled"),
+        pytest.param("dspark", "deepest", "independent", marks=pytest.mark.slow),
+        pytest.param("dflare", "baseline", "argmax", marks=pytest.mark.slow),
+        pytest.param("dspark_dflare", "both", "independent", marks=pytest.mark.slow),
+        ("gemma4_dspark", "deepest", "coupled"),
+    ],
+)
+def test_targets_and_drafters_of_every_family_equal_autoregress(family, retain, draft_choice):
+    """Prompts of 1 to 20 tokens and windows of 9 and 3: the edges of the windows fall everywhere in prompt and generation."""
+    config = small_config(retain, draft_choice)
+    infos = [
+        expect_equal(situation(name, family), config, seed=seed, max_new_tokens=SHORT).info for seed, name in enumerate(("random", "flat"))
+    ]
+    histogram = summarize(infos, block_size=BLOCK).histogram
+    assert histogram[0] > 0
+    assert sum(histogram[1:]) > 0
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [{"min_confidence": 0.4}, pytest.param({"steps_per_second": (9.0, 8.0, 7.0, 6.5, 6.0, 5.5, 5.0, 4.0, 3.0)}, marks=pytest.mark.slow)],
+    ids=["threshold", "cost"],
+)
+def test_blocks_cut_by_confidence_leave_the_output_equal(cut):
+    models, config = situation("flat", "dspark"), small_config("both", "coupled")
+    whole, shortened = (
+        expect_equal(models, dataclasses.replace(config, **given), seed=3, max_new_tokens=SHORT).info for given in ({}, cut)
+    )
+    assert np.asarray(shortened.num_nodes).sum() < np.asarray(whole.num_nodes).sum()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draft_choice", DRAFT_CHOICES)
+@pytest.mark.parametrize("retain", RETAIN_POLICIES)
+@pytest.mark.parametrize("family", ["gemma4", *FAMILIES])
+def test_every_combination_of_every_family_equals_autoregress(family, retain, draft_choice):
+    for name in ("random", "flat"):
+        for seed in range(40, 44):
+            expect_equal(situation(name, family), small_config(retain, draft_choice), seed=seed)
 
 
 @pytest.mark.slow

@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 from tiny import random_models, tiny_drafter_config, tiny_qwen3_config
 
-from reanchor_jax import cache, checkpoint
-from reanchor_jax.config import DrafterConfig
+from reanchor_jax import cache, checkpoint, huggingface
 from reanchor_jax.convert.engine import convert, export_huggingface
 from reanchor_jax.models.drafter import BlockContext
 
@@ -129,7 +128,7 @@ def test_the_variants_of_the_mask_give_different_states(pair):
     graph_free = checkpoint.leaves(drafter)
     results = []
     for name in ("full", "full_causal", "sliding", "sliding_both_ways", "sliding_causal"):
-        config = DrafterConfig.from_huggingface(CONFIGS[name])
+        config = huggingface.read_drafter(CONFIGS[name])
         same_weights = checkpoint.with_leaves(checkpoint.build_drafter(config, jnp.float32), graph_free)
         results.append(block_states(same_weights, jnp.asarray(taps), jnp.asarray(block), num_committed=70))
     for index, one in enumerate(results):

@@ -1,4 +1,4 @@
-"""The target equals transformers' Llama and Qwen3: logits and every hidden state, one shot, in chunks over a cache, and over a trie."""
+"""The target equals transformers' Llama, Qwen3 and Gemma-4: logits and all states, one shot, in chunks over a cache, over a trie."""
 
 import functools
 import json
@@ -7,10 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import tiny_llama_config, tiny_qwen3_config
+from tiny import tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
 
-from reanchor_jax import cache, checkpoint
-from reanchor_jax.config import TargetConfig
+from reanchor_jax import cache, checkpoint, huggingface
 from reanchor_jax.convert.engine import convert
 from reanchor_jax.models.layers import rotary_frequencies
 
@@ -38,11 +37,14 @@ CONFIGS = {
     "qwen3": tiny_qwen3_config(tie_word_embeddings=False),
     "qwen3_yarn": tiny_qwen3_config(rope_theta=None, rope_scaling=None, rope_parameters=_YARN),
     "qwen3_window": tiny_qwen3_config(**_QWEN3_WINDOW),
+    "gemma4": tiny_gemma4_config(),
+    "gemma4_values_of_their_own": tiny_gemma4_config(attention_k_eq_v=False, final_logit_softcapping=None, num_global_key_value_heads=None),
+    "gemma4_inside_a_multimodal_model": {"model_type": "gemma4_unified", "text_config": tiny_gemma4_config(), "eos_token_id": [2, 5]},
     "qwen3_window_by_layer_number": tiny_qwen3_config(use_sliding_window=True, sliding_window=9, max_window_layers=3),
 }
 every_config = pytest.mark.parametrize("name", CONFIGS)
 # the cache meets rotary kinds and windows; what else differs among the configs is compared in one shot
-_WITH_CACHE = ("llama", "qwen3_yarn", "qwen3_window")
+_WITH_CACHE = ("llama", "qwen3_yarn", "qwen3_window", "gemma4")
 every_cached_config = pytest.mark.parametrize(
     "name", [name if name in _WITH_CACHE else pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS]
 )
@@ -64,14 +66,21 @@ def pair(tmp_path_factory):
 
 
 def random_torch_model(config):
-    classes = {"llama": ("LlamaConfig", "LlamaForCausalLM"), "qwen3": ("Qwen3Config", "Qwen3ForCausalLM")}[config["model_type"]]
+    classes = {
+        "llama": ("LlamaConfig", "LlamaForCausalLM"),
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM"),
+        "gemma4_unified_text": ("Gemma4UnifiedTextConfig", "Gemma4UnifiedForCausalLM"),
+        "gemma4_unified": ("Gemma4UnifiedConfig", "Gemma4UnifiedForConditionalGeneration"),
+    }[config["model_type"]]
     given = {name: value for name, value in config.items() if value is not None and name != "model_type"}
     torch.manual_seed(19)
     model = getattr(transformers, classes[1])(getattr(transformers, classes[0])(**given, attn_implementation="eager")).eval()
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in [*model.named_parameters(), *((name, buffer) for name, buffer in model.named_buffers() if "scalar" in name)]:
             if parameter.ndim == 1:
                 parameter.normal_(mean=1.0, std=0.25)
+                if "q_norm" in name and "Gemma4" in classes[0]:  # its attention scale is 1: unit queries would make the softmax one-hot
+                    parameter.mul_(len(parameter) ** -0.5)
             else:
                 parameter.normal_(std=parameter.shape[1] ** -0.5)
     return model
@@ -139,7 +148,7 @@ def test_logits_and_every_hidden_state_equal_transformers(pair, name):
     expected_logits, expected_states = torch_run(model, tokens)
     logits, states, _ = one_shot(target, tokens)
     assert 0.3 < expected_logits.std() < 3
-    assert len(states) == len(expected_states) == CONFIGS[name]["num_hidden_layers"]
+    assert len(states) == len(expected_states) == target.config.num_layers
     for actual, expected in zip(states, expected_states, strict=True):
         np.testing.assert_allclose(actual[0], expected, atol=TOLERANCE, rtol=0)
     np.testing.assert_allclose(logits[0], expected_logits, atol=TOLERANCE, rtol=0)
@@ -192,7 +201,7 @@ def path_to(node, parents):
 def test_our_reading_of_a_config_equals_our_reading_of_transformers_copy(pair, name):
     model, target = pair(name)
     given = {field: value for field, value in CONFIGS[name].items() if value is not None}
-    assert target.config == TargetConfig.from_huggingface(given) == TargetConfig.from_huggingface(json.loads(model.config.to_json_string()))
+    assert target.config == huggingface.read_target(given) == huggingface.read_target(json.loads(model.config.to_json_string()))
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3_yarn"])

@@ -16,9 +16,11 @@ CONVERT = PACKAGE.parent / "convert"
 # a room may import what stands before it; rooms of one entry (a whole folder) may import each other
 ORDER = (
     "config",
+    "huggingface",
     "cache",
     "kernels",
     "models.layers",
+    "models.heads",
     "models.target",
     "models.drafter",
     "statistics",
@@ -26,6 +28,7 @@ ORDER = (
     "decoding.attach",
     "decoding.trie",
     "decoding.retain",
+    "decoding.schedule",
     "decoding.draft",
     "decoding.verify",
     "decoding.walk",
@@ -34,6 +37,7 @@ ORDER = (
     "decoding.rounds",
     "decoding.loop",
     "files",
+    "weights",
     "checkpoint",
     "pairs",
     "inspection",

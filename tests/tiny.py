@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from reanchor_jax.config import DrafterConfig, TargetConfig
+from reanchor_jax import DrafterConfig, TargetConfig, huggingface
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 
@@ -77,6 +77,42 @@ def tiny_qwen3_config(**overrides: Any) -> dict[str, Any]:
     }
 
 
+def tiny_gemma4_config(**overrides: Any) -> dict[str, Any]:
+    """A Gemma-4 text `config.json` in the hub's schema: sliding layers of 4 heads x 12, full layers of one head x 16 without values."""
+    return {
+        "architectures": ["Gemma4UnifiedForCausalLM"],
+        "model_type": "gemma4_unified_text",
+        "vocab_size": 61,
+        "hidden_size": 24,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "num_global_key_value_heads": 1,
+        "head_dim": 12,
+        "global_head_dim": 16,
+        "intermediate_size": 46,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 512,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 3000.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 700.0},
+        },
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"],
+        "sliding_window": 9,
+        "attention_bias": False,
+        "attention_k_eq_v": True,
+        "final_logit_softcapping": 2.5,
+        "use_bidirectional_attention": "vision",
+        "tie_word_embeddings": True,
+        "bos_token_id": 1,
+        "eos_token_id": [2, 5],
+        "pad_token_id": 0,
+        "dtype": "float32",
+        **overrides,
+    }
+
+
 def tiny_drafter_config(target: dict[str, Any] | None = None, **overrides: Any) -> dict[str, Any]:
     """A z-lab DFlash `config.json` (new layout) for a target's config dict, the tiny Llama's by default.
 
@@ -112,9 +148,53 @@ def tiny_drafter_config(target: dict[str, Any] | None = None, **overrides: Any) 
     }
 
 
+# what makes the tiny drafter one of another family; `dflash` entries go into dflash_config
+FAMILIES: dict[str, dict[str, Any]] = {
+    "domino": {
+        "architectures": ["DominoDraftModel"],
+        "dflash": {"projector_type": "domino", "shift_label": True, "gru_hidden_dim": 13, "emb_dim": 9, "pure_draft_prefix_len": 1},
+    },
+    "dspark": {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": 11,
+        "markov_head_type": "rnn",
+        "enable_confidence_head": True,
+        "confidence_head_with_markov": True,
+    },
+    "dflare": {"architectures": ["QwenDFlareDraftModel"]},
+    "dspark_dflare": {
+        "architectures": ["DSparkDraftModel"],
+        "model_arch": "dflare",
+        "markov_rank": 11,
+        "markov_head_type": "gated",
+        "reanchor_jax": {"has_head": True, "draft_vocab_size": 37},
+    },
+    "gemma4_dspark": {
+        "architectures": ["Gemma4DSparkModel"],
+        "hidden_act": None,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attention_k_eq_v": True,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "final_logit_softcapping": 2.5,
+        "rope_parameters": {"full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 3000.0}},
+        "markov_rank": 11,
+        "markov_head_type": "vanilla",
+    },
+}
+
+
+def tiny_family_config(family: str, target: dict[str, Any], **overrides: Any) -> dict[str, Any]:
+    """A drafter `config.json` of another family (a key of FAMILIES) for a target's config dict."""
+    changes = dict(FAMILIES[family])
+    nested = changes.pop("dflash", {})
+    config = tiny_drafter_config(target, **{**changes, **overrides})
+    return {**config, "dflash_config": {**config["dflash_config"], **nested}}
+
+
 def tiny_configs(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Config dicts of a tiny target of a family (llama, qwen3) and of its drafter."""
-    target = {"llama": tiny_llama_config, "qwen3": tiny_qwen3_config}[family]()
+    """Config dicts of a tiny target of a family (llama, qwen3, gemma4) and of its drafter."""
+    target = {"llama": tiny_llama_config, "qwen3": tiny_qwen3_config, "gemma4": tiny_gemma4_config}[family]()
     return target, tiny_drafter_config(target)
 
 
@@ -126,24 +206,31 @@ def tiny_models(seed: int, *, family: str = "llama", dtype: jnp.dtype = jnp.floa
 
 def random_models(target: dict[str, Any], drafter: dict[str, Any] | None, *, seed: int, dtype: jnp.dtype = jnp.float32) -> Models:
     """Models of the given config dicts with random weights: kernels and embedding of std fan_in^-0.5, norm scales about 1."""
-    target_config = TargetConfig.from_huggingface(target)
+    target_config = huggingface.read_target(target)
+    drafter_config = None if drafter is None else huggingface.read_drafter(drafter)
     rng = np.random.default_rng(seed)
     return Models(
-        target=_fill(lambda: Target(target_config, dtype=dtype, rngs=nnx.Rngs(0)), rng),
+        target=_fill(lambda: Target(target_config, dtype=dtype, rngs=nnx.Rngs(0)), rng, target_config),
         drafter=None
-        if drafter is None
-        else _fill(lambda: Drafter(DrafterConfig.from_huggingface(drafter), dtype=dtype, rngs=nnx.Rngs(0)), rng),
+        if drafter_config is None
+        else _fill(lambda: Drafter(drafter_config, dtype=dtype, rngs=nnx.Rngs(0)), rng, drafter_config),
     )
 
 
-def _fill(build, rng: np.random.Generator):
+def _fill(build, rng: np.random.Generator, config: TargetConfig | DrafterConfig):
     graph, abstract = nnx.split(nnx.eval_shape(build))
 
     def draw(path, leaf):
         normal = rng.standard_normal(leaf.shape)
         name = jax.tree_util.keystr(path)
+        if jnp.issubdtype(leaf.dtype, jnp.integer):  # a draft vocabulary: any distinct ids
+            return jnp.asarray(np.sort(rng.permutation(61)[: leaf.size]), leaf.dtype)
         if "scale" in name:
-            return jnp.asarray(1.0 + 0.25 * normal, leaf.dtype)
+            # where the attention scale is 1, queries of unit size would make the softmax one-hot
+            size = leaf.size**-0.5 if "query_norm" in name and config.family == "gemma4" else 1.0
+            return jnp.asarray(size * (1.0 + 0.25 * normal), leaf.dtype)
+        if leaf.ndim == 1:
+            return jnp.asarray(0.5 * normal, leaf.dtype)
         return jnp.asarray(normal * leaf.shape["embedding" in name] ** -0.5, leaf.dtype)
 
     return nnx.merge(graph, jax.tree_util.tree_map_with_path(draw, abstract))

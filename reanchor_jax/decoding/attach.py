@@ -31,14 +31,17 @@ def find_sites(baseline: Int[Array, "B K"], anchors: Int[Array, "B M"], is_block
     return site.at[:, 0].set(0)
 
 
-def make_paths(blocks: Int[Array, "B M K"], sites: Int[Array, "B M"]) -> Paths:
-    """Path of block d attached at t: the first t baseline tokens, then the block; t + K tokens of at most 2K - 1."""
+def make_paths(blocks: Int[Array, "B M K"], sites: Int[Array, "B M"], kept: Int[Array, "B M"]) -> Paths:
+    """Path of block d attached at t: the first t baseline tokens, then the block; t + K tokens of at most 2K - 1.
+
+    kept: tokens of each block that count, anchor included; 0 means the block is left out.
+    """
     num_slots = blocks.shape[-1]
     places = jnp.arange(2 * num_slots - 1, dtype=jnp.int32)[None, None, :]
-    is_attached = sites >= 0
+    is_attached = (sites >= 0) & (kept > 0)
     start = jnp.where(is_attached, sites, 0)[..., None]
     inside = jnp.clip(places - start, 0, num_slots - 1)
     prefix = blocks[:, :1, jnp.minimum(places[0, 0], num_slots - 1)]
     tokens = jnp.where(places < start, prefix, jnp.take_along_axis(blocks, inside, axis=-1))
-    lengths = jnp.where(is_attached, sites + num_slots, 0)
+    lengths = jnp.where(is_attached, sites + kept, 0)
     return Paths(tokens=jnp.where(places < lengths[..., None], tokens, 0), lengths=lengths)

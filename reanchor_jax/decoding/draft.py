@@ -5,6 +5,7 @@ Out: block tokens and the site where each shifted block attaches.
 Source: ReAnchor Algorithm 1 (lines 1-14). Blocks never see each other; the committed context is shared, never copied per block.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,11 +14,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.config import DraftChoice
+from reanchor_jax.config import DecodeConfig, DraftChoice
 from reanchor_jax.decoding.attach import find_sites
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
+from reanchor_jax.decoding.schedule import above_threshold, confidences, worth_their_cost
 from reanchor_jax.models.drafter import BlockContext, Drafter
+from reanchor_jax.models.heads import GRUHead, MarkovHead
 from reanchor_jax.models.target import Target
 
 
@@ -26,10 +29,12 @@ class Draft(NamedTuple):
 
     tokens: slot 0 is the block's anchor. Padding blocks hold 0.
     sites: baseline index where the block attaches; -1 for a block without one and for padding.
+    kept: tokens of the block that are verified, anchor included; all K unless confidence cuts it, 0 for padding.
     """
 
     tokens: Int[Array, "B M K"]
     sites: Int[Array, "B M"]
+    kept: Int[Array, "B M"]
 
 
 def draft_blocks(
@@ -43,7 +48,7 @@ def draft_blocks(
     noise: Float[Array, "B P V"],
     *,
     num_blocks: int,
-    draft_choice: DraftChoice,
+    config: DecodeConfig,
 ) -> Draft:
     """Draft num_blocks blocks for every row: the baseline and one per retained entry.
 
@@ -62,23 +67,47 @@ def draft_blocks(
     offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets], axis=1)
     is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
     visible = jnp.pad(retained.visible, ((0, 0), (1, 0), (0, 0)))
-    logits = _block_logits(target, drafter, block_anchors, committed, offsets, visible, retained)
+    states = drafter.predicting(_block_states(target, drafter, block_anchors, committed, offsets, visible, retained))
+    logits = drafter.base_logits(target, states)
 
-    choose = partial(_choose, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=draft_choice)
+    pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
 
-    baseline = choose(logits[:, :1], jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
+    def choose(blocks, first_positions, first_block):
+        if drafter.causal_head is None:
+            return pick(drafter.spread(logits[:, blocks]), first_positions, first_block=first_block)
+        given = (block_anchors[:, blocks], states[:, blocks], logits[:, blocks], first_positions)
+        return _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=first_block))
+
+    baseline = choose(slice(0, 1), jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
     sites = find_sites(baseline, block_anchors, is_block)
     if not num_shifted:
-        return Draft(tokens=baseline[:, None], sites=sites)
+        return _cut(drafter, states, Draft(tokens=baseline[:, None], sites=sites, kept=_all(sites, baseline.shape[1])), config)
     # a continuation is drawn with the noise of the positions where it is attached, not of those where it was drafted
-    shifted = choose(logits[:, 1:], jnp.maximum(sites[:, 1:], 0), first_block=1)
+    shifted = choose(slice(1, None), jnp.maximum(sites[:, 1:], 0), first_block=1)
     shifted = jnp.concatenate([block_anchors[:, 1:, None], shifted], axis=2)
     shifted = jnp.where(is_block[:, 1:, None], shifted, 0)
-    return Draft(tokens=jnp.concatenate([baseline[:, None], shifted], axis=1), sites=sites)
+    tokens = jnp.concatenate([baseline[:, None], shifted], axis=1)
+    return _cut(drafter, states, Draft(tokens=tokens, sites=sites, kept=_all(sites, baseline.shape[1])), config)
 
 
-def _block_logits(
+def _all(sites: Int[Array, "B M"], block_size: int) -> Int[Array, "B M"]:
+    return jnp.where(sites >= 0, block_size, 0)
+
+
+def _cut(drafter: Drafter, states: Float[Array, "B M K1 D"], draft: Draft, config: DecodeConfig) -> Draft:
+    """Shorten blocks as the config asks; a shifted block whose site is cut off goes with it."""
+    if not config.is_cut:
+        return draft
+    chances = confidences(drafter, states, draft.tokens[:, :, :-1])
+    if config.steps_per_second:
+        return draft._replace(kept=jnp.minimum(worth_their_cost(chances, draft.sites, config.steps_per_second), draft.kept))
+    kept = above_threshold(chances, config.min_confidence)
+    is_reached = (draft.sites >= 0) & (draft.sites < kept[:, :1])
+    return draft._replace(kept=jnp.where(is_reached, kept, 0))
+
+
+def _block_states(
     target: Target,
     drafter: Drafter,
     anchors: Int[Array, "B M"],
@@ -86,10 +115,10 @@ def _block_logits(
     offsets: Int[Array, "B M"],
     visible: Bool[Array, "B M R"],
     retained: Retained,
-) -> Float[Array, "B M K1 V"]:
-    """Logits of slots 1..K-1 of every block, `vmap`ped over blocks with committed context and retained states shared."""
+) -> Float[Array, "B M K D"]:
+    """States of every block's slots, `vmap`ped over blocks with committed context and retained states shared."""
     lengths = committed.lengths
-    slots = jnp.arange(drafter.config.block_size, dtype=jnp.int32)[None, :]
+    slots = jnp.arange(drafter.config.num_slots, dtype=jnp.int32)[None, :]
     positions = lengths[:, None] + retained.offsets - 1
     num_retained = positions.shape[1]
     # projected once, outside the vmap over blocks
@@ -98,17 +127,42 @@ def _block_logits(
     def block(anchors, offsets, visible):
         tokens = jnp.where(slots == 0, anchors[:, None], drafter.config.mask_token_id)
         return drafter.block_states(
-            target.embedding(tokens),
+            drafter.embed(target, tokens),
             lengths[:, None] + offsets[:, None] + slots,
             committed=committed,
             context=BlockContext(keys_values=keys_values, positions=positions, mask=visible) if num_retained else None,
         )
 
-    states = jax.vmap(block, in_axes=1, out_axes=1)(anchors, offsets, visible)
-    return target.logits(states[:, :, 1:])
+    return jax.vmap(block, in_axes=1, out_axes=1)(anchors, offsets, visible)
 
 
-def _choose(
+def _choose_in_turn(
+    target: Target,
+    drafter: Drafter,
+    head: GRUHead | MarkovHead,
+    anchors: Int[Array, "B M"],
+    states: Float[Array, "B M K1 D"],
+    logits: Float[Array, "B M K1 V1"],
+    first_positions: Int[Array, "B M"],
+    pick: Callable[[Float[Array, "B M 1 V"], Int[Array, "B M"]], Int[Array, "B M 1"]],
+) -> Int[Array, "B M K1"]:
+    """Tokens of blocks whose logits are corrected by what was drafted before, one slot of all blocks at a time."""
+    num_plain = head.config.num_plain
+
+    def step(carry, inputs):
+        head_state, previous = carry
+        index, z, base = inputs
+        head_state, correction = head(head_state, previous, drafter.embed(target, previous), z)
+        corrected = base + (jnp.where(index < num_plain, 0.0, correction) if num_plain else correction)
+        token = pick(drafter.spread(corrected)[:, :, None], first_positions + index)[:, :, 0]
+        return (head_state, token), token
+
+    inputs = (jnp.arange(logits.shape[2], dtype=jnp.int32), jnp.moveaxis(states, 2, 0), jnp.moveaxis(logits, 2, 0))
+    _, tokens = jax.lax.scan(step, (head.start(anchors.shape, states.dtype), anchors), inputs)
+    return jnp.moveaxis(tokens, 0, 2)
+
+
+def _pick(
     logits: Float[Array, "B M K1 V"],
     first_positions: Int[Array, "B M"],
     *,
@@ -119,12 +173,12 @@ def _choose(
     draft_choice: DraftChoice,
     first_block: int,
 ) -> Int[Array, "B M K1"]:
-    """Tokens of slots 1..K-1. first_positions: distance of each block's slot 0 from the anchor, where the block is attached."""
+    """Tokens from logits. first_positions: distance of the token before the first from the anchor, where the block is attached."""
     greedy = argmax(logits)
     if draft_choice == "argmax":
         return greedy
     rows, _, num_drafts, vocab_size = logits.shape
-    # slot k of a block whose slot 0 stands at first_position predicts the token first_position + k after the anchor
+    # drafted token k of a block whose anchor stands at first_position is the token first_position + 1 + k after the round's anchor
     distance = first_positions[..., None] + 1 + jnp.arange(num_drafts, dtype=jnp.int32)[None, None, :]
 
     def sample():

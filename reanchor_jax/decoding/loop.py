@@ -250,6 +250,7 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         remaining=budgets,
         finish=jnp.full((num_rows,), RUNNING, jnp.int32),
     )
+    feature_width = 0 if drafter is None else drafter.config.feature_width
     state = DecodeState(
         lengths=prompt_lengths,
         anchors=first.tokens[:, 0],
@@ -260,7 +261,7 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         stop_token_ids=stops,
         target_cache=target_cache,
         drafter_cache=drafter_cache,
-        retained=init_retained(num_rows, max_offsets=config.max_offsets, width=target.config.width, dtype=dtype),
+        retained=init_retained(num_rows, max_offsets=config.max_offsets, width=feature_width, dtype=dtype),
     )
     return state, emitted_tokens(first, num_emitted)
 

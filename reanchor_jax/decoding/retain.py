@@ -27,7 +27,7 @@ class Retained(NamedTuple):
 
     tokens: Int[Array, "B R"]
     offsets: Int[Array, "B R"]
-    features: Float[Array, "B R D"]
+    features: Float[Array, "B R F"]
     visible: Bool[Array, "B R R"]
     counts: Int[Array, " B"]
 
@@ -46,7 +46,7 @@ def init_retained(num_rows: int, *, max_offsets: int, width: int, dtype: jnp.dty
 def retain(
     trie: Trie,
     target_tokens: Int[Array, "B N"],
-    features: Float[Array, "B N D"],
+    features: Float[Array, "B N F"],
     last_node: Int[Array, " B"],
     *,
     policy: RetainPolicy,
@@ -65,7 +65,7 @@ def retain(
 def _retain_row(
     trie: Trie,
     target_tokens: Int[Array, " N"],
-    features: Float[Array, "N D"],
+    features: Float[Array, "N F"],
     last_node: Int[Array, ""],
     *,
     policy: RetainPolicy,

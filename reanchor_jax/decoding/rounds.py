@@ -88,16 +88,17 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             state.sampling,
             noise,
             num_blocks=num_blocks,
-            draft_choice=config.draft_choice,
+            config=config,
         )
         missing = 1 + config.max_offsets - num_blocks
         return Draft(
             tokens=jnp.pad(drafted.tokens, ((0, 0), (0, missing), (0, 0))),
             sites=jnp.pad(drafted.sites, ((0, 0), (0, missing)), constant_values=-1),
+            kept=jnp.pad(drafted.kept, ((0, 0), (0, missing))),
         )
 
     drafted = _smallest(config.block_buckets, 1 + jnp.max(retained.counts), draft)
-    trie = merge(make_paths(drafted.tokens, drafted.sites), num_nodes=config.num_nodes)
+    trie = merge(make_paths(*drafted), num_nodes=config.num_nodes)
     num_nodes = jnp.where(is_running, jnp.sum(trie.is_node, axis=1, dtype=jnp.int32), 0)
 
     def verify_and_walk(size: int):
@@ -141,6 +142,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
         drafter_cache=write(state.drafter_cache, drafter.context_keys_values(features, positions), state.lengths),
         retained=kept,
     )
+    is_attached = (drafted.sites[:, 1:] >= 0) & (drafted.kept[:, 1:] > 0)
     num_walked = jnp.sum(walked.nodes > 0, axis=1, dtype=jnp.int32)
     return (
         new_state,
@@ -151,7 +153,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             num_accepted=jnp.where(is_running, num_walked, 0),
             num_nodes=num_nodes,
             num_offsets=retained.counts,
-            num_attached=jnp.where(is_running, jnp.sum(drafted.sites[:, 1:] >= 0, axis=1, dtype=jnp.int32), 0),
+            num_attached=jnp.where(is_running, jnp.sum(is_attached, axis=1, dtype=jnp.int32), 0),
             num_dropped=jnp.where(is_running, trie.num_dropped, 0),
             is_shifted=is_shifted & is_running,
         ),

@@ -67,7 +67,12 @@ class Generation(NamedTuple):
 
 def resolve_config(models: Models, config: DecodeConfig) -> DecodeConfig:
     """The config with what depends on the drafter's block size filled in. Raises ValueError as `require_drafter` and `resolve`."""
-    return config.resolve(require_drafter(models).config.block_size) if config.is_speculative else config
+    if not config.is_speculative:
+        return config
+    drafter = require_drafter(models)
+    if config.is_cut and drafter.config.confidence is None:
+        raise ValueError("min_confidence and steps_per_second need a drafter with a confidence head (DSpark); this one has none.")
+    return config.resolve(drafter.config.block_size)
 
 
 def require_drafter(models: Models) -> Drafter:

@@ -24,7 +24,7 @@ class Verified(NamedTuple):
     """
 
     choice: Choice
-    features: Float[Array, "B N D"]
+    features: Float[Array, "B N F"]
     keys_values: tuple[Float[Array, "B 2G N A"], ...]
 
 

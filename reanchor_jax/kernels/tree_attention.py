@@ -54,15 +54,18 @@ def attend(
     *,
     cache: CachePart | None = None,
     window: int | None = None,
+    scale: float | None = None,
 ) -> Float[Array, "B T H A"]:
-    """Softmax attention over all dense parts and the cache together; scores scaled by A^-0.5, accumulated in float32.
+    """Softmax attention over all dense parts and the cache together, accumulated in float32.
 
     Every query must see at least one entry of a dense part (itself).
     window: a cache slot s is visible to position p iff s > p - window; None shows every committed slot.
+    scale: factor of the scores; None means A^-0.5.
     """
     num_kv_heads = parts[0].keys_values.shape[1] // 2
     rows, count, heads, size = queries.shape
-    grouped = queries.reshape(rows, count, num_kv_heads, heads // num_kv_heads, size) * jnp.asarray(1 / math.sqrt(size), queries.dtype)
+    scale = 1 / math.sqrt(size) if scale is None else scale
+    grouped = queries.reshape(rows, count, num_kv_heads, heads // num_kv_heads, size) * jnp.asarray(scale, queries.dtype)
     shape = (rows, num_kv_heads, heads // num_kv_heads, count)
     running = _Softmax(
         largest=jnp.full(shape, _MASKED, jnp.float32),

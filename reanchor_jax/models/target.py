@@ -1,8 +1,8 @@
-"""One decoder stack for Llama-3.x and Qwen3, driven by its config.
+"""One decoder stack for Llama-3.x, Qwen3 and Gemma-4, driven by its config.
 
 In: tokens [B T] at positions [B T], a mask among them (causal for a prompt, ancestors for a trie), a cache it only reads.
 Out: final states, tapped layer outputs, and the tokens' keys and values per layer; logits are a separate call.
-Source: transformers' LlamaForCausalLM and Qwen3ForCausalLM.
+Source: transformers' LlamaForCausalLM, Qwen3ForCausalLM and Gemma4UnifiedForCausalLM.
 """
 
 from typing import NamedTuple
@@ -13,9 +13,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.config import TargetConfig
+from reanchor_jax.config import STYLES, TargetConfig
 from reanchor_jax.kernels.tree_attention import CachePart
-from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear
+from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear, softcap
 
 
 class TargetOutput(NamedTuple):
@@ -35,6 +35,7 @@ class Target(nnx.Module):
     """Autoregressive target model; weights [inputs, outputs]."""
 
     def __init__(self, config: TargetConfig, *, dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs):
+        style = STYLES[config.family]
         self.config = config
         self.embedding = nnx.Embed(config.vocab_size, config.width, dtype=dtype, param_dtype=dtype, rngs=rngs)
         self.layers = nnx.List(
@@ -44,7 +45,7 @@ class Target(nnx.Module):
                     width=config.width,
                     num_heads=config.num_heads,
                     mlp_width=config.mlp_width,
-                    has_qk_norm=config.has_qk_norm,
+                    style=style,
                     epsilon=config.norm_epsilon,
                     dtype=dtype,
                     rngs=rngs,
@@ -52,7 +53,7 @@ class Target(nnx.Module):
                 for layer in config.layers
             ]
         )
-        self.norm = RMSNorm(config.width, epsilon=config.norm_epsilon, dtype=dtype)
+        self.norm = RMSNorm(config.width, epsilon=config.norm_epsilon, dtype=dtype, is_wide=style.is_norm_wide)
         self.head = None if config.is_tied else linear(config.width, config.vocab_size, dtype=dtype, rngs=rngs)
 
     def __call__(
@@ -67,10 +68,11 @@ class Target(nnx.Module):
         """Run T tokens beside a cache.
 
         mask: which of the T tokens each token sees. committed: cache the tokens follow.
-        target_layer_ids: 0-based layers to tap; the last layer's tap is taken after the final norm, as transformers reports it.
+        target_layer_ids: 0-based layers to tap, -1 for the embedded tokens; the last layer's tap is taken after the final norm, as
+            transformers reports it.
         """
-        x = self.embedding(tokens)
-        taps, keys_values = {}, []
+        x = self.embed(tokens)
+        taps, keys_values = {-1: x}, []
         for index, layer in enumerate(self.layers):
             window = self.config.layers[index].window
             visible = mask if window is None else mask & (positions[:, None, :] > positions[:, :, None] - window)
@@ -87,6 +89,16 @@ class Target(nnx.Module):
             keys_values=tuple(keys_values),
         )
 
+    def embed(self, tokens: Int[Array, "*batch"], *, scale: float | None = None) -> Float[Array, "*batch D"]:
+        """Embedded tokens times a scale, by default the target's own; the scale is rounded to the dtype of the weights."""
+        embedded = self.embedding(tokens)
+        scale = self.config.embedding_scale if scale is None else scale
+        return embedded if scale == 1.0 else embedded * jnp.asarray(scale, embedded.dtype)
+
     def logits(self, states: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Unnormalised log-probabilities of the next token, in the dtype of the weights."""
+        return softcap(self.project(states), self.config.softcap)
+
+    def project(self, states: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
+        """The head alone: logits before the soft cap."""
         return self.embedding.attend(states) if self.head is None else self.head(states)

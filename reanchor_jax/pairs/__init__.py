@@ -34,6 +34,6 @@ def path(name_or_directory: Path | str) -> Path:
     return directory
 
 
-def load_pair(name_or_directory: Path | str, *, dtype: Any = None) -> Models:
+def load_pair(name_or_directory: Path | str, *, dtype: Any = None, sharding: checkpoint.Shardings = None) -> Models:
     """Load an embedded pair by name, or any directory in the layout of `checkpoint`; arguments and errors as there."""
-    return checkpoint.load(path(name_or_directory), dtype=dtype)
+    return checkpoint.load(path(name_or_directory), dtype=dtype, sharding=sharding)

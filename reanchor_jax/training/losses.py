@@ -55,11 +55,11 @@ def packed_block_states(
         taken = jax.vmap(jax.vmap(take, (None, 0)))(padded, anchors)
         return taken.reshape(num_rows * num_blocks, *taken.shape[2:])
 
-    slots = jnp.arange(config.block_size, dtype=jnp.int32)[None]
+    slots = jnp.arange(config.num_slots, dtype=jnp.int32)[None]
     first = jnp.take_along_axis(tokens, anchors, axis=1).reshape(-1, 1)
     block_tokens = jnp.where(slots == 0, first, config.mask_token_id)
     states = drafter.block_states(
-        jax.lax.stop_gradient(target.embedding(block_tokens)),
+        jax.lax.stop_gradient(drafter.embed(target, block_tokens)),
         anchors.reshape(-1, 1) + slots,
         context=BlockContext(
             keys_values=tuple(before(keys_values) for keys_values in context),
@@ -81,8 +81,8 @@ def dflash_loss(
     """Cross-entropy in nats of slots 1..K-1, weighted exp(-(k-1)/decay); slots past the sequence's end weigh nothing."""
     config = drafter.config
     taps = tapped_states(target, tokens, config.target_layer_ids)
-    states = packed_block_states(drafter, target, taps, tokens, anchors)[:, :, 1:]
-    logits = target.logits(states).astype(jnp.float32)
+    states = drafter.predicting(packed_block_states(drafter, target, taps, tokens, anchors))
+    logits = drafter.base_logits(target, states).astype(jnp.float32)
     ahead = jnp.arange(1, config.block_size, dtype=jnp.int32)[None, None]
     places = anchors[:, :, None] + ahead
     is_inside = places < tokens.shape[1]

@@ -17,8 +17,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from reanchor_jax import checkpoint
-from reanchor_jax.config import DecodeConfig, DrafterConfig, TargetConfig
+from reanchor_jax import checkpoint, huggingface
+from reanchor_jax.config import DecodeConfig, TargetConfig
 from reanchor_jax.decoding.loop import generate
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
@@ -112,7 +112,7 @@ class DrafterShape:
             "dtype": "float32",
             "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": list(taps)},
         }
-        DrafterConfig.from_huggingface(config)
+        huggingface.read_drafter(config)
         return config
 
 
@@ -133,7 +133,7 @@ def make_drafter(
     sources: what to say in the provenance about where target and texts come from.
     Raises ValueError if `out` holds a run of other settings, or for texts too few or too short.
     """
-    huggingface = shape.huggingface(target.config)
+    drafter_config = shape.huggingface(target.config)
     if len(texts) <= rollout_config.num_held_out:
         raise ValueError(f"{len(texts)} texts leave none to train on after {rollout_config.num_held_out} held out; give more texts.")
     held_out = [encode(text) for text in texts[-rollout_config.num_held_out :]]
@@ -145,7 +145,7 @@ def make_drafter(
         "texts_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "target_sha256": _fingerprint(target),
     }
-    recipe = {"sources": dict(sources), "rollouts": sampling, "drafter": huggingface, "training": dataclasses.asdict(config)}
+    recipe = {"sources": dict(sources), "rollouts": sampling, "drafter": drafter_config, "training": dataclasses.asdict(config)}
     out.mkdir(parents=True, exist_ok=True)
     pin_settings(out / "recipe.json", recipe)
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
@@ -164,10 +164,10 @@ def make_drafter(
             show_progress=show_progress,
         )
         _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
-    drafter = init_drafter(DrafterConfig.from_huggingface(huggingface), target, seed=config.seed)
+    drafter = init_drafter(huggingface.read_drafter(drafter_config), target, seed=config.seed)
     drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=show_progress)
     provenance = {"drafter": {**recipe, "evaluation": dict(evaluate(drafter))}}
-    return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=huggingface, provenance=provenance, overwrite=True)
+    return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=drafter_config, provenance=provenance, overwrite=True)
 
 
 def later_parts(text: str) -> list[str]:

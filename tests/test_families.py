@@ -1,0 +1,110 @@
+"""Families told by their tensors first and their config second, and what happens when the two disagree."""
+
+import json
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from situations import small_models
+from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
+
+from reanchor_jax import checkpoint, huggingface
+from reanchor_jax.convert.__main__ import main
+from reanchor_jax.convert.families import find_options
+from reanchor_jax.convert.plan import key_of, source_shape
+from reanchor_jax.convert.tables import drafter_table
+
+TARGET = tiny_llama_config()
+
+
+def published(family, **overrides):
+    """Config and tensor shapes of a tiny drafter, as its packager writes them."""
+    config = tiny_family_config(family, TARGET, **overrides)
+    drafter = random_models(TARGET, config, seed=3).drafter
+    table = drafter_table(drafter.config)
+    keys = {leaf: key_of(leaf, table) for leaf in checkpoint.leaves(drafter)}
+    shapes = {key: source_shape(checkpoint.leaves(drafter)[leaf].shape, transform) for leaf, (key, transform) in keys.items()}
+    return {name: value for name, value in config.items() if name != huggingface.OPTIONS}, shapes
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tensors_and_config_agree_on_every_family(family):
+    config, shapes = published(family)
+    options = find_options(config, shapes)
+    read = huggingface.read_drafter({**config, huggingface.OPTIONS: options})
+    assert read == random_models(TARGET, tiny_family_config(family, TARGET), seed=3).drafter.config
+
+
+@pytest.mark.parametrize("family", ["domino", "dspark", "dflare"])
+def test_tensors_win_over_an_architecture_that_says_plain_dflash(family):
+    config, shapes = published(family)
+    config["architectures"] = ["DFlashDraftModel"]
+    told = find_options(config, shapes, {"is_shifted": True})
+    assert (told["head"] or {}).get("kind") == {"domino": "gru", "dspark": "rnn_markov", "dflare": None}[family]
+    assert told["fusion"] == ("per_layer" if family == "dflare" else "concatenated")
+
+
+def test_a_head_whose_alignment_nobody_states_is_not_guessed():
+    config, shapes = published("dspark")
+    config["architectures"] = ["DFlashDraftModel"]
+    with pytest.raises(ValueError, match="not known which position a slot predicts; pass --alignment next"):
+        find_options(config, shapes)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "tensor", "message"),
+    [
+        ("domino", {}, "prefix_gru", "config.json describes a head .* of which the checkpoint holds no tensor"),
+        ("dspark", {}, "confidence_head", "config.json describes a confidence .* of which the checkpoint holds no tensor"),
+        ("dflare", {}, "layer_fusion_weights", "describes a DFlare drafter but the checkpoint holds no layer_fusion_weights"),
+        ("dspark", {"markov_rank": 12}, None, "size is 12 in config.json, 11 in the tensors"),
+        ("dspark", {"markov_head_type": "gated"}, None, "kind is gated_markov in config.json, rnn_markov in the tensors"),
+    ],
+)
+def test_a_config_that_the_tensors_deny_is_refused(family, changes, tensor, message):
+    config, shapes = published(family)
+    shapes = {key: shape for key, shape in shapes.items() if tensor is None or tensor not in key}
+    with pytest.raises(ValueError, match=message):
+        find_options({**config, **changes}, shapes)
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("candidate_selector.successor_codebook", "DFlash 2"),
+        ("layers.0.attention_conv.base_kernel", "DFlash 2"),
+        ("hidden_correction.gate_proj.weight", "hidden correction"),
+        ("mtp.0.main_proj.weight", "DeepSeek-V4 bundle"),
+        ("layers.0.mlp.up_proj.weight_scale", "quantised checkpoint"),
+        ("layer_fusion_weights", "DFly"),
+    ],
+)
+def test_known_families_that_are_not_implemented_are_refused_by_name(key, name):
+    config, shapes = published("domino")
+    with pytest.raises(ValueError, match=f"{name}.*which is not supported yet; use "):
+        find_options(config, {**shapes, key: (3, 5)})
+
+
+def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_path):
+    models = small_models(3, family="dspark")
+    config, _ = published("dspark")
+    checkpoint.save(tmp_path / "target", models._replace(drafter=None), target_config=tiny_llama_config(num_hidden_layers=2))
+    table = drafter_table(models.drafter.config)
+    tensors = {}
+    for leaf, value in checkpoint.leaves(models.drafter).items():
+        key, transform = key_of(leaf, table)
+        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else np.asarray(value))
+    (tmp_path / "drafter").mkdir()
+    save_file(tensors, tmp_path / "drafter/model.safetensors")
+    config |= {"num_target_layers": 2}
+    config["dflash_config"] = {**config["dflash_config"], "target_layer_ids": [0, 1]}
+    (tmp_path / "drafter/config.json").write_text(json.dumps(config))
+    (tmp_path / "calibration.json").write_text(json.dumps({"temperatures": [1.0, 2.0, 0.5], "num_samples": 7}))
+    given = ["--pair", str(tmp_path / "target"), "--drafter", str(tmp_path / "drafter"), "--out", str(tmp_path / "out")]
+    main([*given, "--alignment", "own", "--num-drafts", "3", "--calibration", str(tmp_path / "calibration.json")])
+    read = checkpoint.load_drafter(tmp_path / "out").config
+    assert (read.is_shifted, read.num_drafts, read.confidence.temperatures) == (False, 3, (1.0, 2.0, 0.5))
+    with pytest.raises(SystemExit, match="confidence_temperatures must be 4 positive numbers"):
+        main([*given, "--overwrite", "--num-drafts", "4", "--calibration", str(tmp_path / "calibration.json")])
+    with pytest.raises(SystemExit, match="num_drafts are for a drafter that is converted from PyTorch"):
+        main(["--pair", str(tmp_path / "out"), "--out", str(tmp_path / "again"), "--num-drafts", "2"])
