@@ -12,9 +12,13 @@ RopeKind = Literal["default", "llama3", "yarn", "proportional"]
 Family = Literal["llama", "qwen3", "gemma4"]
 Fusion = Literal["concatenated", "per_layer"]
 HeadKind = Literal["gru", "markov", "gated_markov", "rnn_markov"]
-RetainPolicy = Literal["none", "baseline", "deepest", "both"]
+RetainPolicy = Literal["none", "baseline", "suffix", "deepest", "both", "descendants"]
+AttachRule = Literal["earliest", "longest_prefix", "random", "original_offset", "original_offset_match"]
+Extent = Literal["both", "in_block", "extension"]
 DraftChoice = Literal["argmax", "independent", "coupled"]
 
+ATTACH_RULES: tuple[AttachRule, ...] = get_args(AttachRule)
+EXTENTS: tuple[Extent, ...] = get_args(Extent)
 RETAIN_POLICIES: tuple[RetainPolicy, ...] = get_args(RetainPolicy)
 DRAFT_CHOICES: tuple[DraftChoice, ...] = get_args(DraftChoice)
 CACHE_CHUNK = 64  # slots a plain-XLA attention step reads at once; cache buffers are a multiple of it
@@ -249,6 +253,10 @@ class DecodeConfig:
 
     is_speculative: False means one target token a round and no drafter.
     retain: which rejected nodes' states condition shifted blocks in the next round.
+    attach: where a shifted block joins the baseline: at the earliest token equal to its anchor (the paper's), at the one whose continuation
+        agrees longest, at a random one, or at its own offset, whether or not the tokens match there.
+    is_second_tried: a block whose anchor the baseline does not hold joins where it is the baseline's second choice.
+    extent: what of shifted blocks is kept: `in_block` drops nodes beyond the baseline's end, `extension` all others.
     max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
     num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, else its square, at most 256.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
@@ -263,6 +271,9 @@ class DecodeConfig:
 
     is_speculative: bool = True
     retain: RetainPolicy = "none"
+    attach: AttachRule = "earliest"
+    is_second_tried: bool = False
+    extent: Extent = "both"
     max_offsets: int = 0
     num_nodes: int = 0
     draft_choice: DraftChoice = "argmax"
@@ -276,6 +287,11 @@ class DecodeConfig:
     def __post_init__(self):
         if self.retain not in RETAIN_POLICIES:
             raise ValueError(f"retain must be one of {', '.join(RETAIN_POLICIES)}; got {self.retain!r}.")
+        for name, known in (("attach", ATTACH_RULES), ("extent", EXTENTS)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        if self.is_second_tried and self.attach.startswith("original_offset"):
+            raise ValueError(f"is_second_tried needs a rule that looks for tokens; attach={self.attach!r} places blocks by their offset.")
         if self.draft_choice not in DRAFT_CHOICES:
             raise ValueError(f"draft_choice must be one of {', '.join(DRAFT_CHOICES)}; got {self.draft_choice!r}.")
         if self.max_offsets < 0:
@@ -326,10 +342,10 @@ class DecodeConfig:
     def resolve(self, block_size: int) -> "DecodeConfig":
         """Fill what depends on the drafter's block size B; a resolved config resolves to itself.
 
-        A policy retains at most B-1 nodes (`baseline`), 2B-2 (`deepest`) or 3B-3 (`both`).
+        A policy retains at most B-1 nodes (`baseline`, `suffix`), 2B-2 (`deepest`, `descendants`) or 3B-3 (`both`).
         Raises ValueError if num_nodes cannot hold the baseline block.
         """
-        chains = {"none": 0, "baseline": 1, "deepest": 2, "both": 3}[self.retain]
+        chains = {"none": 0, "baseline": 1, "suffix": 1, "deepest": 2, "both": 3, "descendants": 2}[self.retain]
         offsets = self.max_offsets or chains * (block_size - 1)
         nodes = self.num_nodes or (max(min(block_size**2, 256), block_size) if offsets else block_size)
         if nodes < block_size:

@@ -59,18 +59,44 @@ def cut(tokens: list[int], stop_token_ids: list[int], remaining: int) -> tuple[l
     return tokens, RUNNING
 
 
-def retain(nodes: list[Node], last: int, policy: str) -> list[int]:
-    """Nodes retained behind the last accepted one, in node order, before any limit."""
+def retain(nodes: list[Node], last: int, policy: str, limit: int) -> list[int]:
+    """At most `limit` nodes retained behind the last accepted one, in node order."""
     deeper = [index for index, node in enumerate(nodes) if node.depth > nodes[last].depth]
     suffix = [index for index in deeper if nodes[index].path == 0]
     below = [index for index in deeper if is_ancestor(nodes, last, index)]
     if policy == "baseline":
-        return suffix if nodes[last].path == 0 else []
+        return suffix[:limit] if nodes[last].path == 0 else []
+    if policy == "suffix":
+        return suffix[:limit]
+    if policy == "descendants":
+        return sorted(sorted(below, key=lambda index: (nodes[index].depth, index))[:limit])
     chain = []
     if below:
         tip = min(below, key=lambda index: (-nodes[index].depth, nodes[index].path))
         chain = [index for index in below if is_ancestor(nodes, index, tip)]
-    return chain if policy == "deepest" else sorted({*chain, *suffix})
+    return (chain if policy == "deepest" else sorted({*chain, *suffix}))[:limit]
+
+
+def find_site(baseline: list[int], block: list[int], offset: int, rule: str, scores: list[float], seconds: list[int] | None) -> int:
+    """Index where a block joins the baseline, or -1. block: its tokens. seconds: second choices behind each index, or None."""
+    matches = [index for index, token in enumerate(baseline) if token == block[0]]
+    if rule == "original_offset":
+        return offset if offset < len(baseline) else -1
+    if rule == "original_offset_match":
+        return offset if offset in matches else -1
+
+    def agreement(index: int) -> int:
+        pairs = list(zip(baseline[index + 1 :], block[1:], strict=False))
+        return next((count for count, (one, other) in enumerate(pairs) if one != other), len(pairs))
+
+    key = {
+        "earliest": lambda index: -index,
+        "longest_prefix": lambda index: (agreement(index), -index),
+        "random": lambda index: scores[index],
+    }[rule]
+    if matches:
+        return max(matches, key=key)
+    return -1 if seconds is None or block[0] not in seconds else seconds.index(block[0]) + 1
 
 
 def stack(rows: list[list[Node]], num_nodes: int) -> Trie:

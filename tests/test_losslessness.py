@@ -103,6 +103,23 @@ def test_blocks_cut_by_confidence_leave_the_output_equal(cut):
     assert np.asarray(shortened.num_nodes).sum() < np.asarray(whole.num_nodes).sum()
 
 
+PROPOSALS = [
+    {"attach": "longest_prefix", "retain": "suffix"},
+    {"attach": "random", "retain": "descendants", "extent": "in_block"},
+    {"attach": "original_offset", "extent": "extension"},
+    {"attach": "original_offset_match", "draft_choice": "independent"},
+    {"is_second_tried": True, "draft_choice": "coupled"},
+]
+
+
+@pytest.mark.parametrize("proposal", [pytest.param(one, marks=[pytest.mark.slow] * (index > 1)) for index, one in enumerate(PROPOSALS)])
+def test_every_way_to_attach_and_retain_leaves_the_output_equal(proposal):
+    config = dataclasses.replace(small_config("both", "argmax"), max_offsets=0, num_nodes=20, **proposal)
+    for name in ("flat", "often_right"):
+        info = expect_equal(situation(name), config, seed=4, max_new_tokens=SHORT).info
+        assert np.asarray(info.num_attached).any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_choice", DRAFT_CHOICES)
 @pytest.mark.parametrize("retain", RETAIN_POLICIES)

@@ -29,14 +29,14 @@ def drawn(seed):
 
 
 @pytest.mark.parametrize("max_offsets", [1, 4, EVERYTHING])
-@pytest.mark.parametrize("policy", ["baseline", "deepest", "both"])
+@pytest.mark.parametrize("policy", ["baseline", "suffix", "deepest", "both", "descendants"])
 def test_retained_entries_equal_the_policy_written_over_lists(policy, max_offsets):
     counts = set()
     for seed in range(12):
         rows, target, features, last = drawn(seed)
         # whatever is not retained must not be read: padding and accepted nodes alike
         hidden = features.copy()
-        chosen = [oracle.retain(nodes, int(u), policy)[:max_offsets] for nodes, u in zip(rows, last, strict=True)]
+        chosen = [oracle.retain(nodes, int(u), policy, max_offsets) for nodes, u in zip(rows, last, strict=True)]
         for row, entries in enumerate(chosen):
             hidden[row, [node for node in range(NODES) if node not in entries]] = np.nan
         kept = jax.tree.map(np.asarray, jitted(policy, max_offsets)(oracle.stack(rows, NODES), target, hidden, last))

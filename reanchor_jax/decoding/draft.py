@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import DecodeConfig, DraftChoice
-from reanchor_jax.decoding.attach import find_sites
+from reanchor_jax.decoding.attach import Match, find_sites, random_scores
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
 from reanchor_jax.decoding.schedule import above_threshold, confidences, worth_their_cost
@@ -80,7 +80,8 @@ def draft_blocks(
 
     baseline = choose(slice(0, 1), jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
-    sites = find_sites(baseline, block_anchors, is_block)
+    match = _match(drafter, logits, block_anchors, is_block, offsets, keys, committed.lengths, config)
+    sites = find_sites(baseline, match, rule=config.attach, is_second_tried=config.is_second_tried)
     if not num_shifted:
         return _cut(drafter, states, Draft(tokens=baseline[:, None], sites=sites, kept=_all(sites, baseline.shape[1])), config)
     # a continuation is drawn with the noise of the positions where it is attached, not of those where it was drafted
@@ -89,6 +90,32 @@ def draft_blocks(
     shifted = jnp.where(is_block[:, 1:, None], shifted, 0)
     tokens = jnp.concatenate([baseline[:, None], shifted], axis=1)
     return _cut(drafter, states, Draft(tokens=tokens, sites=sites, kept=_all(sites, baseline.shape[1])), config)
+
+
+def _match(
+    drafter: Drafter,
+    logits: Float[Array, "B M K1 V1"],
+    anchors: Int[Array, "B M"],
+    is_block: Bool[Array, "B M"],
+    offsets: Int[Array, "B M"],
+    keys: Key[Array, " B"],
+    lengths: Int[Array, " B"],
+    config: DecodeConfig,
+) -> Match:
+    """What the rule reads, and zeros for what it does not. Choices are the likeliest before any correction; a block draws its own later."""
+    num_rows, num_blocks, num_drafts, _ = logits.shape
+    continuations = jnp.zeros((num_rows, num_blocks, num_drafts), jnp.int32)
+    if config.attach == "longest_prefix":
+        continuations = argmax(drafter.spread(logits))
+    seconds = jnp.full((num_rows, num_drafts), -1, jnp.int32)
+    if config.is_second_tried:
+        baseline = drafter.spread(logits[:, 0])
+        is_first = jax.nn.one_hot(argmax(baseline), baseline.shape[-1], dtype=jnp.bool_)
+        seconds = argmax(jnp.where(is_first, -jnp.inf, baseline))
+    scores = jnp.zeros((num_rows, num_blocks, num_drafts + 1))
+    if config.attach == "random":
+        scores = random_scores(keys, lengths, num_blocks=num_blocks, block_size=num_drafts + 1)
+    return Match(anchors=anchors, is_block=is_block, offsets=offsets, continuations=continuations, seconds=seconds, scores=scores)
 
 
 def _all(sites: Int[Array, "B M"], block_size: int) -> Int[Array, "B M"]:

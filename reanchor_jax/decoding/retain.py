@@ -55,9 +55,9 @@ def retain(
     """Select rejected nodes by policy.
 
     last_node: u, the node whose target token is the next anchor; k is its depth.
-    baseline: baseline nodes deeper than k if u is one itself, else none.
-    deepest: the longest chain below u; ties go to the lowest path. both: deepest, and baseline nodes deeper than k wherever u is.
-    Over max_offsets, the nodes of later paths and then deeper ones are left out.
+    baseline: baseline nodes deeper than k if u is one itself, else none. suffix: those nodes wherever u is.
+    deepest: the longest chain below u; ties go to the lowest path. both: deepest and suffix. descendants: every node below u.
+    Over max_offsets, the nodes of later paths and then deeper ones are left out; of descendants the deepest ones.
     """
     return jax.vmap(lambda *row: _retain_row(*row, policy=policy, max_offsets=max_offsets))(trie, target_tokens, features, last_node)
 
@@ -79,8 +79,10 @@ def _retain_row(
     chain = below & trie.ancestors[tip] & below[tip]
     is_retained = {
         "baseline": suffix & (trie.paths[last_node] == 0),
+        "suffix": suffix,
         "deepest": chain,
         "both": chain | suffix,
+        "descendants": _shallowest(below, trie.depths, max_offsets),
     }[policy]
     rank = jnp.cumsum(is_retained.astype(jnp.int32))
     entries = jnp.arange(max_offsets, dtype=jnp.int32)
@@ -96,3 +98,11 @@ def _retain_row(
         visible=visible,
         counts=jnp.minimum(rank[-1], max_offsets),
     )
+
+
+def _shallowest(is_chosen: Bool[Array, " N"], depths: Int[Array, " N"], count: int) -> Bool[Array, " N"]:
+    """The first `count` of the chosen nodes by depth, then by index, so that none is kept without its chosen ancestors."""
+    before = is_chosen[None, :] & (
+        (depths[None, :] < depths[:, None]) | ((depths[None, :] == depths[:, None]) & jnp.tri(depths.size, k=-1, dtype=bool))
+    )
+    return is_chosen & (jnp.sum(before, axis=1) < count)

@@ -98,7 +98,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
         )
 
     drafted = _smallest(config.block_buckets, 1 + jnp.max(retained.counts), draft)
-    trie = merge(make_paths(*drafted), num_nodes=config.num_nodes)
+    trie = merge(make_paths(*drafted, extent=config.extent), num_nodes=config.num_nodes)
     num_nodes = jnp.where(is_running, jnp.sum(trie.is_node, axis=1, dtype=jnp.int32), 0)
 
     def verify_and_walk(size: int):
