@@ -310,6 +310,8 @@ def read_rope(config: Mapping[str, Any], layer_kind: str | None = None) -> RopeC
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     rate = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
     rate = 1.0 if rate is None else rate
+    if scaling.get("rope_dim") not in (None, config.get("head_dim")):
+        raise ValueError(f"rope_dim {scaling['rope_dim']} is not supported; only the whole head ({config.get('head_dim')}) is rotated.")
     if kind == "proportional":
         return RopeConfig(theta=float(theta), kind="proportional", rotated_rate=float(rate))
     if rate != 1.0:

@@ -22,6 +22,7 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert.families import find_options
 from reanchor_jax.convert.plan import key_of, plan
 from reanchor_jax.convert.tables import drafter_table
+from reanchor_jax.decoding.draft import draft_blocks
 from reanchor_jax.models.drafter import BlockContext
 from reanchor_jax.models.layers import apply_rotary, rotary_frequencies
 
@@ -57,9 +58,6 @@ def without(config, *names):
     """A copy without the names, at the top level and one level down."""
     kept = {name: value for name, value in config.items() if name not in names}
     return {name: without(value, *names) if isinstance(value, dict) else value for name, value in kept.items()}
-
-
-# ---------------------------------------------------------------------------------------------------------------------------- loading
 
 
 @pytest.mark.parametrize(
@@ -126,6 +124,15 @@ def test_a_partial_rotary_factor_is_not_dropped(place):
             huggingface.read_target(tiny_qwen3_config(partial_rotary_factor=0.5))
 
 
+def test_a_rotary_size_smaller_than_a_head_is_not_dropped():
+    """vllm-project/speculators#738; SGLang's name for it"""
+    rope = {"rope_type": "default", "rope_theta": 3000.0}
+    whole = huggingface.read_drafter(tiny_drafter_config(TARGET, rope_parameters={**rope, "rope_dim": 8}))
+    assert whole == huggingface.read_drafter(tiny_drafter_config(TARGET))
+    with pytest.raises(ValueError, match=r"rope_dim 4 is not supported; only the whole head \(8\) is rotated"):
+        huggingface.read_drafter(tiny_drafter_config(TARGET, rope_parameters={**rope, "rope_dim": 4}))
+
+
 @pytest.mark.parametrize(
     "config",
     [tiny_drafter_config(TARGET), old_layout(tiny_drafter_config(TARGET)), tiny_family_config("domino", TARGET), speculators()],
@@ -142,7 +149,7 @@ def test_a_missing_tap_or_mask_id_is_not_made_up(config, names, missing):
         huggingface.read_drafter({**without(config, *names), "pad_token_id": 3})
 
 
-def test_a_mask_id_of_minus_one_is_an_error_and_the_last_row_of_the_embedding_is_none():
+def test_a_mask_id_of_minus_one_is_an_error_and_one_beyond_the_tokenizer_is_not():
     """ggml-org/llama.cpp#26761; the mask token may lie beyond the tokenizer's own tokens"""
     for wrong in (-1, 61):
         with pytest.raises(ValueError, match=rf"mask_token_id \({wrong}\) must lie in 0\.\.60 \(an embedding row of the target\)"):
@@ -281,9 +288,6 @@ def test_a_rotary_style_other_than_the_drafters_own_is_not_assumed():
     np.testing.assert_allclose(keys, expected, atol=1e-5)
 
 
-# ----------------------------------------------------------------------------------------------------------------- alignment and heads
-
-
 @pytest.mark.parametrize(
     ("config", "is_shifted"),
     [
@@ -343,9 +347,6 @@ def test_a_gemma_drafter_without_embedding_scale_and_soft_cap_accepts_little(fam
         np.testing.assert_allclose(plain.base_logits(target, states), raw, atol=1e-5)
 
 
-# ---------------------------------------------------------------------------------------------------------------------------------- taps
-
-
 @functools.cache
 def tapping_target():
     return random_models(tiny_llama_config(), None, seed=11).target
@@ -395,9 +396,6 @@ def test_a_tap_of_the_last_layer_is_taken_after_the_final_norm_and_none_lies_bey
     beyond = huggingface.read_drafter(speculators(aux_hidden_state_layer_ids=[1, 3]))  # this packaging does not tell the target's depth
     with pytest.raises(ValueError, match="the drafter taps target layer 2, this target has 2"):
         check_pair(huggingface.read_target(TARGET), beyond)
-
-
-# ------------------------------------------------------------------------------------------------------- masks, windows and positions
 
 
 def drafter_of(**changes):
@@ -565,8 +563,6 @@ def test_neighbouring_positions_are_told_apart_in_bfloat16():
     assert np.abs(found[:, 0] - found[:, 1]).max() > 0.5
 
 
-# --------------------------------------------------------------------------------------------------------------- context, round by round
-
 ROWS, NEW, SIZE = 3, 14, 160
 LENGTHS = np.asarray([70, 3, 130], np.int32)
 CONFIG = dataclasses.replace(small_config("both", "argmax"), cache_length=SIZE, node_buckets=(BLOCK,))
@@ -732,6 +728,38 @@ def test_context_positions_are_not_counted_from_1():
     attention = pair("random").drafter.layers[0].attention
     keys = attention.key_norm(attention.key(expected("random").features[:, :1]).reshape(ROWS, 2, 8))  # at position 0 nothing is rotated
     np.testing.assert_allclose(generated("random").states[0].drafter_cache[0][:, :2, 0], keys, atol=1e-4)
+
+
+@jax.jit
+def drafted(models, state):
+    """Tokens behind the anchor of the baseline block that the next round drafts."""
+    target, drafter = models
+    noise = jnp.zeros((ROWS, 2 * BLOCK - 1, 61), jnp.float32)
+    committed = Committed(layers=state.drafter_cache, lengths=state.lengths)
+    given = (state.anchors, committed, state.retained, state.keys, state.sampling, noise)
+    return draft_blocks(target, drafter, *given, num_blocks=1, config=CONFIG).tokens[:, 0, 1:]
+
+
+@jax.jit
+def drafted_at(models, context, anchors, lengths, first_positions):
+    """The same from dense context of the given lengths, the block's first slot at a position of its own choice."""
+    target, drafter = models
+    slots = jnp.arange(BLOCK, dtype=jnp.int32)[None]
+    places = jnp.broadcast_to(jnp.arange(SIZE, dtype=jnp.int32), (ROWS, SIZE))
+    states = drafter.block_states(
+        drafter.embed(target, jnp.where(slots == 0, anchors[:, None], drafter.config.mask_token_id)),
+        first_positions[:, None] + slots,
+        context=BlockContext(keys_values=context, positions=places, mask=places < lengths[:, None]),
+    )
+    return jnp.argmax(drafter.base_logits(target, states), axis=-1)[:, 1:]
+
+
+def test_block_positions_are_not_counted_from_1():
+    """vllm-project/speculators#703, #613: a block's anchor stands at the number of committed tokens"""
+    models, context, state = pair("random"), expected("random").context, generated("random").states[3]
+    given = (models, context, state.anchors, state.lengths)
+    np.testing.assert_array_equal(drafted(models, state), drafted_at(*given, state.lengths))
+    assert (np.asarray(drafted(models, state)) != drafted_at(*given, state.lengths + 1)).sum() > 2
 
 
 def test_caches_are_one_token_shorter_than_the_text_after_every_round():
