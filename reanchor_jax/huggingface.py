@@ -58,11 +58,14 @@ def read_target(config: Mapping[str, Any], generation_config: Mapping[str, Any] 
     eos = (generation_config or {}).get("eos_token_id", config.get("eos_token_id"))
     if kind in _GEMMA4:
         text = config.get("text_config", config)
+        _refuse_quantised(config)
+        _refuse_quantised(text)
         eos = text.get("eos_token_id") if eos is None else eos
         return _gemma_target(text, eos)
     if kind not in ("llama", "qwen3"):
         raise ValueError(f"model_type {kind!r} is not a supported target; supported are llama, qwen3, gemma4_unified.")
-    _check_neutral(config, ("attention_bias", "mlp_bias", "quantization_config"))
+    _refuse_quantised(config)
+    _check_neutral(config, ("attention_bias", "mlp_bias"))
     _check_activation(config, "silu")
     return TargetConfig(
         family=kind,
@@ -87,9 +90,11 @@ def read_drafter(config: Mapping[str, Any]) -> DrafterConfig:
     is_gemma, is_speculators = _is_gemma(flat), "transformer_layer_config" in config
     num_slots = int(_require_drafter(flat, "block_size"))
     num_drafts = options.pop("num_drafts")
-    causal = flat.get("is_causal", flat.get("causal"))
+    causal = flat.get("causal") if flat.get("is_causal") is None else flat["is_causal"]
     causal = False if flat.get("sliding_window_non_causal") else causal
-    layers = _gemma_layers(flat) if is_gemma else _layers(flat, is_windowed=flat.get("layer_types") is not None)
+    # layer_types alone says which layers slide, whatever use_sliding_window says; without it, transformers' rule by layer number
+    is_windowed = flat.get("layer_types") is not None or bool(flat.get("use_sliding_window"))
+    layers = _gemma_layers(flat) if is_gemma else _layers(flat, is_windowed=is_windowed)
     family: Family = "gemma4" if is_gemma else "qwen3"
     own_scale = math.sqrt(_require(flat, "hidden_size")) if is_gemma else None
     softcap = flat.get("final_logit_softcapping")
@@ -205,6 +210,10 @@ def _refuse_known(config: Mapping[str, Any]) -> None:
     for word, name, advice in _KNOWN:
         if any(word in found for found in words):
             raise ValueError(f"this is {name}, which is not supported yet; {advice}.")
+    _refuse_quantised(config)
+
+
+def _refuse_quantised(config: Mapping[str, Any]) -> None:
     for name in ("quantization_config", "quantization"):
         if config.get(name):
             raise ValueError(f"this is a quantised checkpoint ({name}), which is not supported yet; use its bfloat16 original.")
@@ -299,7 +308,10 @@ def read_rope(config: Mapping[str, Any], layer_kind: str | None = None) -> RopeC
             "guessing 10000 would be silently wrong, so add it to config.json."
         )
     kind = scaling.get("rope_type", scaling.get("type", "default"))
-    rate = scaling.get("partial_rotary_factor", 1.0)
+    rate = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+    rate = 1.0 if rate is None else rate
+    if scaling.get("rope_dim") not in (None, config.get("head_dim")):
+        raise ValueError(f"rope_dim {scaling['rope_dim']} is not supported; only the whole head ({config.get('head_dim')}) is rotated.")
     if kind == "proportional":
         return RopeConfig(theta=float(theta), kind="proportional", rotated_rate=float(rate))
     if rate != 1.0:
