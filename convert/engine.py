@@ -201,6 +201,8 @@ def _read_huggingface(directory: Path, name: str) -> checkpoint.Contents:
     if config is None:
         hint = " It is a directory of ours: pass it as pair." if checkpoint.is_directory_of_ours(directory) else ""
         raise FileNotFoundError(f"{name} directory {directory} has no config.json; give a downloaded checkpoint.{hint}")
+    if name == "drafter" and (directory / "mask_embedding.pt").exists():
+        raise ValueError(f"{directory} has its own mask embedding (mask_embedding.pt), which is not supported yet; use another drafter.")
     names = ("generation_config.json", *checkpoint.TOKENIZER_FILES)
     return checkpoint.Contents(
         target_config=config if name == "target" else None,

@@ -301,6 +301,8 @@ def read_rope(config: Mapping[str, Any], layer_kind: str | None = None) -> RopeC
     scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
     if layer_kind is not None and layer_kind in scaling:
         scaling = dict(scaling[layer_kind])
+    elif "full_attention" in scaling or "sliding_attention" in scaling:
+        raise ValueError("rope_parameters for each kind of layer are supported in Gemma-4 models only, and need one for every kind used.")
     theta = scaling.get("rope_theta", config.get("rope_theta"))
     if theta is None:
         raise ValueError(

@@ -123,6 +123,10 @@ def test_a_target_config_we_cannot_run_is_refused(changes, text):
         ({"target_layer_ids": []}, "target_layer_ids is empty"),
         ({"target_layer_ids": [0, 3]}, "target_layer_ids holds 3, outside 0..2; ids are 0-based layer outputs"),
         ({"layer_types": ["sliding_attention", "full_attention"]}, "sliding_window is missing; add it"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_theta": 1e4}}, "rope_theta": 1e4},
+            "for each kind of layer are supported in Gemma",
+        ),
         ({"attention_sink_bias": True}, "attention_sink_bias=True is not supported"),
         ({"architectures": ["DFlash2DraftModel"]}, "this is DFlash 2 .* which is not supported yet; use the target's first DFlash drafter"),
         ({"architectures": ["LlamaForCausalLMEagle3"]}, "this is an EAGLE drafter, which is not supported yet"),

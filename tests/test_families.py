@@ -10,6 +10,7 @@ from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
 
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.convert.__main__ import main
+from reanchor_jax.convert.engine import convert
 from reanchor_jax.convert.families import find_options
 from reanchor_jax.convert.plan import key_of, source_shape
 from reanchor_jax.convert.tables import drafter_table
@@ -83,6 +84,13 @@ def test_known_families_that_are_not_implemented_are_refused_by_name(key, name):
     config, shapes = published("domino")
     with pytest.raises(ValueError, match=f"{name}.*which is not supported yet; use "):
         find_options(config, {**shapes, key: (3, 5)})
+
+
+def test_a_mask_embedding_beside_the_drafter_is_not_ignored(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(tiny_family_config("domino", TARGET)))
+    (tmp_path / "mask_embedding.pt").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"mask_embedding.pt.* is not supported yet"):
+        convert(None, tmp_path, tmp_path / "out", pair="stories260k", dry_run=True)
 
 
 def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_path):
