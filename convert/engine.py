@@ -113,6 +113,7 @@ def convert(
             else:
                 load = checkpoint.load_target if part.name == "target" else checkpoint.load_drafter
                 weights[part.name] = checkpoint.leaves(load(part.directory, dtype=dtype))
+        vocab_size = parts[0].module.config.vocab_size  # pyright: ignore[reportAttributeAccessIssue]
         planned = [move for found in moves.values() for move in found]
         # each file is read once for its checksum, each tensor once to be checked where it must be and once to be written
         total = sum(file.stat().st_size for file in {move.file for move in planned})
@@ -121,7 +122,7 @@ def convert(
         for name, found in moves.items():
             files_read = dict.fromkeys(move.file for move in found)
             origins[name] = {**origins[name], "files": {file.name: sha256(file, progress.update) for file in files_read}}
-            problems += [f"{name}: {problem}" for problem in _check_values(found, dtype, progress.update)]
+            problems += [f"{name}: {problem}" for problem in _check_values(found, dtype, vocab_size, progress.update)]
         _raise_if(problems)
         return checkpoint.write(
             out,
@@ -241,7 +242,8 @@ def _rows(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any]) ->
             block = view[:, start:stop].T if move.transform == "transpose" else view[start:stop]
         progress(block.nbytes)
         if move.transform == "offsets":
-            block = block + np.arange(start, stop, dtype=block.dtype)
+            # what int32 cannot hold must stay wrong, not wrap around into a token
+            block = np.clip(block + np.arange(start, stop, dtype=block.dtype), -1, 2**31 - 1)
         return block.astype(to, copy=False)
 
     return Rows(shape=source_shape(move.shape, move.transform), dtype=to, read=read)
@@ -249,11 +251,11 @@ def _rows(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any]) ->
 
 def _is_checked(move: Move, dtype: np.dtype | None) -> bool:
     """Whether a tensor's values may forbid the conversion."""
-    return move.is_repeat or (dtype == np.float16 and move.dtype != "float16" and move.transform != "offsets")
+    return move.is_repeat or move.transform == "offsets" or (dtype == np.float16 and move.dtype != "float16")
 
 
-def _check_values(moves: list[Move], dtype: np.dtype | None, progress: Callable[[int], Any]) -> list[str]:
-    """Tell which tensors do not repeat what they must, and which hold finite values that float16 would make infinite."""
+def _check_values(moves: list[Move], dtype: np.dtype | None, vocab_size: int, progress: Callable[[int], Any]) -> list[str]:
+    """Tell which tensors do not repeat what they must, hold finite values that float16 would make infinite, or map to no token."""
     problems = []
     fills = {move.leaf: move for move in moves if not move.is_repeat}
     for move in moves:
@@ -264,6 +266,10 @@ def _check_values(moves: list[Move], dtype: np.dtype | None, progress: Callable[
                     f"repeat: {move.key} differs from the embedding although tie_word_embeddings is true; "
                     "set it to false in config.json if the head has weights of its own"
                 )
+        elif move.transform == "offsets":
+            ids = np.concatenate(list(_blocks(move, None, progress)))
+            if not ((np.diff(ids) > 0).all() and (len(ids) == 0 or (ids[0] >= 0 and ids[-1] < vocab_size))):
+                problems.append(f"{move.key}: index + value must rise strictly within 0..{vocab_size - 1}, the target's vocabulary")
         elif _is_checked(move, dtype) and any(_overflows(block) for block in _blocks(move, None, progress)):
             problems.append(f"dtype: {move.key} holds values beyond float16's range; choose bfloat16 or float32")
     return problems

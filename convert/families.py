@@ -42,6 +42,11 @@ def find_options(
                 raise ValueError(f"{key}: this is {name}, which is not supported yet; {advice}.")
     told = huggingface.read_options(config)
     found = {bare(key, _SPELLING): shape for key, shape in shapes.items()}
+    for name in ("prefix_gru.weight_hh_l0", "embed_proj.0.weight", "markov_head.markov_w1.weight", "confidence_head.proj.weight"):
+        if len(found.get(name, (0, 0))) != 2:
+            raise ValueError(f"{name} must be a matrix; the checkpoint holds one of shape {list(found[name])}.")
+    if len(found.get("d2t", (0,))) != 1:
+        raise ValueError(f"d2t must be a list of differences; the checkpoint holds one of shape {list(found['d2t'])}.")
     if "layer_fusion_weights" in found and "fc.weight" in found:
         raise ValueError("layer_fusion_weights beside fc: this is DFly, which is not supported yet; use a DFlare drafter.")
     options = {

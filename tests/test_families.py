@@ -10,7 +10,7 @@ from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
 
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.convert.__main__ import main
-from reanchor_jax.convert.engine import convert
+from reanchor_jax.convert.engine import ConversionError, convert
 from reanchor_jax.convert.families import find_options
 from reanchor_jax.convert.plan import key_of, source_shape
 from reanchor_jax.convert.tables import drafter_table
@@ -116,3 +116,33 @@ def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_
         main([*given, "--overwrite", "--num-drafts", "4", "--calibration", str(tmp_path / "calibration.json")])
     with pytest.raises(SystemExit, match="num_drafts are for a drafter that is converted from PyTorch"):
         main(["--pair", str(tmp_path / "out"), "--out", str(tmp_path / "again"), "--num-drafts", "2"])
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[3, 5, 61], [-1, 5, 7], [5, 5, 7], [7, 5, 8], [3, 5, 2**40], [3, 5, 2**32 + 9]],
+    ids=["beyond", "negative", "twice", "falling", "huge", "wrapping"],
+)
+def test_a_draft_vocabulary_that_maps_to_no_token_is_refused(tmp_path, ids):
+    config = tiny_family_config("dspark_dflare", TARGET, reanchor_jax={"has_head": True, "draft_vocab_size": 3})
+    drafter = random_models(TARGET, config, seed=3).drafter
+    table = drafter_table(drafter.config)
+    tensors = {}
+    for leaf, value in checkpoint.leaves(drafter).items():
+        key, transform = key_of(leaf, table)
+        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else np.asarray(value))
+    tensors["d2t"] = np.asarray(ids, np.int64) - np.arange(3)
+    save_file(tensors, tmp_path / "model.safetensors")
+    del config[huggingface.OPTIONS]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    checkpoint.save(tmp_path / "target", random_models(TARGET, None, seed=5), target_config=TARGET)
+    with pytest.raises(ConversionError, match=r"d2t: index \+ value must rise strictly within 0..60"):
+        convert(None, tmp_path, tmp_path / "out", pair=tmp_path / "target", show_progress=False)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("key", ["markov_head.markov_w1.weight", "confidence_head.proj.weight"])
+def test_a_vector_in_place_of_a_matrix_is_told(key):
+    config, shapes = published("dspark")
+    with pytest.raises(ValueError, match=rf"{key} must be a matrix; the checkpoint holds one of shape \[7\]"):
+        find_options(config, {**shapes, key: (7,)})

@@ -53,6 +53,18 @@ def other_pair(**drafter_overrides):
 
 
 BAD_REQUESTS = {
+    "a dict as config": ({"config": {}}, "config must be a DecodeConfig; got dict"),
+    "a number as sampling": ({"sampling": 0.7}, "sampling must be a Sampling; got float"),
+    "a number as key": ({"key": 0}, "key must be a JAX key such as .*; got int"),
+    "a key of floats": ({"key": np.zeros(2, np.float32)}, r"key must be a JAX key such as .*; got float32 of shape \(2,\)"),
+    "min-p above 1 in a hand-made sampling": (
+        {"sampling": make_sampling(2)._replace(min_p=np.asarray([0.1, 2.0], np.float32))},
+        r"min_p must lie in \[0, 1\]; got \[0.1 2.*use 0 to keep all tokens",
+    ),
+    "NaN temperature in a hand-made sampling": (
+        {"sampling": make_sampling(2)._replace(temperature=np.asarray([np.nan, 0.0], np.float32))},
+        "temperature must be 0 or more",
+    ),
     "prompt longer than the cache": (
         {"prompts": np.zeros((1, 70), np.int32), "prompt_lengths": np.asarray([60])},
         r"prompt \(60\) \+ max_new_tokens \(8\) exceed cache_length \(64\); raise cache_length to 68",
@@ -141,7 +153,7 @@ def test_a_drafter_of_another_target_is_refused(overrides, text):
 @pytest.mark.parametrize(
     ("given", "text"),
     [
-        ({"retain": "everything"}, "retain must be one of none, baseline, deepest, both; got 'everything'"),
+        ({"retain": "everything"}, "retain must be one of none, baseline, suffix, deepest, both, descendants; got 'everything'"),
         ({"draft_choice": "best"}, "draft_choice must be one of argmax, independent, coupled; got 'best'"),
         ({"max_offsets": -1}, "max_offsets must be 0 or more; got -1"),
         ({"max_offsets": 3}, r"max_offsets \(3\) needs retained states; set retain to baseline, deepest or both"),

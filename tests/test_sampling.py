@@ -182,3 +182,9 @@ def test_argmax_takes_the_first_of_equals_and_stays_in_range():
 def test_bad_sampling_values_are_refused_by_name(given, text):
     with pytest.raises(ValueError, match=text):
         make_sampling(2, **given)
+
+
+@pytest.mark.parametrize(("name", "value"), [("top_k", 2**31), ("top_k", 3_000_000_000), ("temperature", 1e40)])
+def test_what_the_arrays_cannot_hold_is_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be at most"):
+        make_sampling(3, **{name: value})

@@ -11,9 +11,10 @@ from jax.core import Tracer
 from jaxtyping import Array, Int
 
 from reanchor_jax.config import DecodeConfig, check_pair
-from reanchor_jax.decoding.sampling import Sampling
+from reanchor_jax.decoding.sampling import Sampling, check_sampling
 from reanchor_jax.decoding.state import DecodeState, num_slots, require_drafter, resolve_config, round_up
 from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
 
 _STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another number of them seldom recompiles
 
@@ -25,6 +26,11 @@ def check_request(
 
     Raises ValueError. Of traced arrays only shapes are checked, and every row is then taken to be as long as the prompts' buffer.
     """
+    for name, value, kind in (("models", models, Models), ("config", config, DecodeConfig), ("sampling", sampling, Sampling)):
+        if not isinstance(value, kind) and not (name == "sampling" and value is None):
+            raise ValueError(f"{name} must be a {kind.__name__}; got {type(value).__name__}.")
+    if not isinstance(models.target, Target) or not isinstance(models.drafter, Drafter | None):
+        raise ValueError(f"models must hold a Target and a Drafter or None; got {', '.join(type(model).__name__ for model in models)}.")
     target = models.target.config
     if config.is_speculative:
         drafter = require_drafter(models)
@@ -48,6 +54,8 @@ def check_request(
     for name, value in per_row.items():
         if value is not None and np.shape(value) != (num_rows,):
             raise ValueError(f"{name} must hold one number per row ({num_rows}); got shape {np.shape(value)}.")
+    for name, value in ({} if sampling is None else sampling._asdict()).items():
+        check_sampling(name, value)
     given = np.full((num_rows,), max_new_tokens) if budgets is None else budgets if is_traced(budgets) else np.asarray(budgets)
     if not jnp.issubdtype(given.dtype, jnp.integer):
         raise ValueError(f"budgets must hold integers; got {given.dtype}.")

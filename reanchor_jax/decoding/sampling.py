@@ -5,6 +5,7 @@ Out: tokens with raw and processed log-probabilities.
 Source: the Gumbel-max trick; filters follow the order of transformers' warpers (temperature, top-k, top-p, min-p).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -15,6 +16,16 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Key
 
 _DRAFT_STREAM = 0xFFFFFFFF  # folded in before the position, so a draft's own noise never meets the target's
+
+
+_LARGEST = {"temperature": 1e30, "top_k": 2**31 - 1}  # what float32 and int32 can hold
+# what holds of each field, in words, and what to do
+_RULES: dict[str, tuple[Callable[[np.ndarray], np.ndarray], str, str]] = {
+    "temperature": (lambda x: x >= 0, "be 0 or more", "use 0 for greedy decoding"),
+    "top_k": (lambda x: x >= 0, "be 0 or more", "use 0 to keep all tokens"),
+    "top_p": (lambda x: (x > 0) & (x <= 1), "lie in (0, 1]", "use 1 to keep all tokens"),
+    "min_p": (lambda x: (x >= 0) & (x <= 1), "lie in [0, 1]", "use 0 to keep all tokens"),
+}
 
 
 class Sampling(NamedTuple):
@@ -48,34 +59,44 @@ def make_sampling(
 ) -> Sampling:
     """Build a Sampling from numbers or per-row sequences.
 
-    Raises ValueError unless temperature >= 0, top_k >= 0, 0 < top_p <= 1 and 0 <= min_p <= 1, all finite; traced values are not checked.
+    Raises ValueError as `check_sampling`, and for a value that is neither one number nor one per row.
     """
-    rules = {
-        "temperature": (temperature, lambda x: x >= 0, "be 0 or more", "use 0 for greedy decoding"),
-        "top_k": (top_k, lambda x: x >= 0, "be 0 or more", "use 0 to keep all tokens"),
-        "top_p": (top_p, lambda x: (x > 0) & (x <= 1), "lie in (0, 1]", "use 1 to keep all tokens"),
-        "min_p": (min_p, lambda x: (x >= 0) & (x <= 1), "lie in [0, 1]", "use 0 to keep all tokens"),
-    }
     values = {}
-    for name, (value, holds, rule, advice) in rules.items():
-        dtype = jnp.int32 if name == "top_k" else jnp.float32
-        if not isinstance(value, Tracer):
-            given = np.asarray(value)
-            if given.dtype.kind not in ("iuf" if name != "top_k" else "iu"):
-                raise ValueError(f"{name} must be {'an integer' if name == 'top_k' else 'a number'}; got {value!r}.")
-            if not (np.isfinite(given) & holds(given)).all():
-                raise ValueError(f"{name} must {rule}; got {value}; {advice}.")
+    for name, value in {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}.items():
+        check_sampling(name, value)
         if np.shape(value) not in ((), (num_rows,)):
             raise ValueError(f"{name} must be one number or one per row ({num_rows}); got shape {np.shape(value)}.")
-        values[name] = jnp.broadcast_to(jnp.asarray(value, dtype), (num_rows,))
+        values[name] = jnp.broadcast_to(jnp.asarray(value, jnp.int32 if name == "top_k" else jnp.float32), (num_rows,))
     return Sampling(**values)
+
+
+def check_sampling(name: str, value: ArrayLike) -> None:
+    """Raise ValueError unless a field of Sampling holds: temperature >= 0, top_k >= 0, 0 < top_p <= 1, 0 <= min_p <= 1, all finite.
+
+    Traced values are not checked.
+    """
+    if isinstance(value, Tracer):
+        return
+    given, is_top_k = np.asarray(value), name == "top_k"
+    if given.dtype.kind not in ("iu" if is_top_k else "iuf"):
+        raise ValueError(f"{name} must be {'an integer' if is_top_k else 'a number'}; got {value!r}.")
+    holds, rule, advice = _RULES[name]
+    if not (np.isfinite(given) & holds(given)).all():
+        raise ValueError(f"{name} must {rule}; got {value}; {advice}.")
+    if (given > _LARGEST.get(name, 1)).any():
+        raise ValueError(f"{name} must be at most {_LARGEST[name]}; got {value}.")
 
 
 def row_keys(key: Key[Array, ""] | Key[Array, " B"] | Array, num_rows: int) -> Key[Array, " B"]:
     """One key per row: folded by row index from one key, or the given ones. Raw uint32 keys are wrapped.
 
-    Raises ValueError for any other number of keys.
+    Raises ValueError for any other number of keys, and for what is no key.
     """
+    if not isinstance(key, jax.Array | np.ndarray):
+        raise ValueError(f"key must be a JAX key such as jax.random.key(0); got {type(key).__name__}.")
+    is_raw = key.dtype == jnp.uint32 and key.shape[-1:] == jax.random.key_data(jax.random.key(0)).shape
+    if not (is_raw or jnp.issubdtype(key.dtype, jax.dtypes.prng_key)):
+        raise ValueError(f"key must be a JAX key such as jax.random.key(0); got {key.dtype} of shape {key.shape}.")
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
         key = jax.random.wrap_key_data(key)
     if key.ndim == 0:
