@@ -8,6 +8,8 @@ Source: transformers' Llama, Qwen3 and Gemma-4 configs; the published configs of
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+from reanchor_jax.fields import is_integer, is_number, is_positive
+
 RopeKind = Literal["default", "llama3", "yarn", "proportional"]
 Family = Literal["llama", "qwen3", "gemma4"]
 Fusion = Literal["concatenated", "per_layer"]
@@ -125,6 +127,12 @@ class TargetConfig:
 
     def __post_init__(self):
         _check_heads(self.num_heads, self.layers)
+        for token in self.eos_token_ids:
+            if not (is_integer(token) and 0 <= token < self.vocab_size):
+                raise ValueError(
+                    f"eos_token_id holds {token!r}, no token of the vocabulary 0..{self.vocab_size - 1}; "
+                    "fix generation_config.json, or config.json if that does not state it."
+                )
 
     @property
     def num_layers(self) -> int:
@@ -220,15 +228,17 @@ class DrafterConfig:
                 raise ValueError(
                     f"target_layer_ids holds {tap}, outside 0..{last}; ids are 0-based layer outputs of the target, -1 is its embedding."
                 )
+        if len(set(self.target_layer_ids)) < len(self.target_layer_ids):
+            raise ValueError(f"target_layer_ids holds a layer twice ({list(self.target_layer_ids)}); fix the drafter's config.json.")
         if self.draft_vocab_size is not None and not self.has_head:
             raise ValueError(f"draft_vocab_size ({self.draft_vocab_size}) needs a head of the drafter's own (lm_head).")
         if self.confidence is not None and self.confidence.reads_previous and (self.head is None or self.head.kind == "gru"):
             raise ValueError("confidence_head_with_markov needs a Markov head; the checkpoint has none.")
         if self.confidence is not None and self.confidence.temperatures:
             temperatures = self.confidence.temperatures
-            if len(temperatures) != self.num_drafts or min(temperatures) <= 0:
+            if len(temperatures) != self.num_drafts or not all(map(is_positive, temperatures)):
                 raise ValueError(
-                    f"confidence_temperatures must be {self.num_drafts} positive numbers, one a drafted token; got {temperatures}."
+                    f"confidence_temperatures must be {self.num_drafts} positive finite numbers, one a drafted token; got {temperatures}."
                 )
         _check_heads(self.num_heads, self.layers)
 
@@ -285,15 +295,18 @@ class DecodeConfig:
     node_buckets: tuple[int, ...] = (16, 64)
 
     def __post_init__(self):
-        if self.retain not in RETAIN_POLICIES:
-            raise ValueError(f"retain must be one of {', '.join(RETAIN_POLICIES)}; got {self.retain!r}.")
-        for name, known in (("attach", ATTACH_RULES), ("extent", EXTENTS)):
+        choices = {"retain": RETAIN_POLICIES, "attach": ATTACH_RULES, "extent": EXTENTS, "draft_choice": DRAFT_CHOICES}
+        for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
+        for name in ("is_speculative", "is_second_tried"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}.")
+        for name in ("max_offsets", "num_nodes", "cache_length", "prefill_chunk"):
+            if not is_integer(getattr(self, name)):
+                raise ValueError(f"{name} must be an integer; got {getattr(self, name)!r}.")
         if self.is_second_tried and self.attach.startswith("original_offset"):
             raise ValueError(f"is_second_tried needs a rule that looks for tokens; attach={self.attach!r} places blocks by their offset.")
-        if self.draft_choice not in DRAFT_CHOICES:
-            raise ValueError(f"draft_choice must be one of {', '.join(DRAFT_CHOICES)}; got {self.draft_choice!r}.")
         if self.max_offsets < 0:
             raise ValueError(f"max_offsets must be 0 or more; got {self.max_offsets}.")
         if self.max_offsets and self.retain == "none":
@@ -302,10 +315,10 @@ class DecodeConfig:
             raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
             raise ValueError("a config with is_speculative=False takes neither retain nor num_nodes; leave them out.")
-        if not 0 <= self.min_confidence < 1:
-            raise ValueError(f"min_confidence must lie in [0, 1); got {self.min_confidence}.")
-        if not isinstance(self.steps_per_second, tuple) or any(not speed > 0 for speed in self.steps_per_second):
-            raise ValueError(f"steps_per_second must be a tuple of positive numbers; got {self.steps_per_second!r}.")
+        if not (is_number(self.min_confidence) and 0 <= self.min_confidence < 1):
+            raise ValueError(f"min_confidence must lie in [0, 1); got {self.min_confidence!r}.")
+        if not isinstance(self.steps_per_second, tuple) or not all(map(is_positive, self.steps_per_second)):
+            raise ValueError(f"steps_per_second must be a tuple of positive numbers, all finite; got {self.steps_per_second!r}.")
         if self.min_confidence and self.steps_per_second:
             raise ValueError("min_confidence and steps_per_second both cut blocks; set one of them.")
         if not self.is_speculative and (self.min_confidence or self.steps_per_second):
@@ -316,8 +329,9 @@ class DecodeConfig:
             raise ValueError(f"prefill_chunk must be a positive multiple of {CACHE_CHUNK}; got {self.prefill_chunk}.")
         for name in ("block_buckets", "node_buckets"):
             buckets = getattr(self, name)
-            if not isinstance(buckets, tuple) or (buckets and buckets[0] < 1) or list(buckets) != sorted(set(buckets)):
-                raise ValueError(f"{name} must be a tuple of strictly rising positive numbers; got {buckets!r}.")
+            is_typed = isinstance(buckets, tuple) and all(map(is_integer, buckets))
+            if not is_typed or (buckets and buckets[0] < 1) or list(buckets) != sorted(set(buckets)):
+                raise ValueError(f"{name} must be a tuple of strictly rising positive integers; got {buckets!r}.")
 
     @property
     def is_cut(self) -> bool:
@@ -381,6 +395,8 @@ def check_pair(target: TargetConfig, drafter: DrafterConfig) -> None:
 
 def _check_heads(num_heads: int, layers: tuple[LayerConfig, ...]) -> None:
     for layer in layers:
+        if layer.head_size < 2 or layer.head_size % 2:
+            raise ValueError(f"head_dim ({layer.head_size}) must be positive and even, rotary turns pairs; check config.json.")
         if num_heads % layer.num_kv_heads:
             raise ValueError(f"num_heads ({num_heads}) must be a multiple of num_kv_heads ({layer.num_kv_heads}); check config.json.")
 

@@ -7,13 +7,30 @@ Source: transformers' Llama, Qwen3 and Gemma-4 configs; drafter configs of z-lab
 """
 
 import math
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, get_args
 
-from reanchor_jax.config import ConfidenceConfig, DrafterConfig, Family, HeadConfig, HeadKind, LayerConfig, RopeConfig, TargetConfig
+from reanchor_jax.config import ConfidenceConfig, DrafterConfig, Family, Fusion, HeadConfig, HeadKind, LayerConfig, RopeConfig, TargetConfig
+from reanchor_jax.fields import (
+    MOST_LAYERS,
+    boolean,
+    integer,
+    integers,
+    is_integer,
+    number,
+    numbers,
+    section,
+    sections,
+    string,
+    strings,
+)
 
 OPTIONS = "reanchor_jax"  # key of a drafter's config dict under which conversion stores what it has found out
+
+_STORED = ("is_shifted", "fusion", "head", "confidence", "has_embedding", "has_head", "draft_vocab_size", "num_drafts")
+_MOST_SLOTS = 1024  # of a block; published ones have up to 16
 
 _GEMMA4 = ("gemma4_unified", "gemma4_unified_text")
 _ALIGNMENT = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")
@@ -54,14 +71,13 @@ def read_target(config: Mapping[str, Any], generation_config: Mapping[str, Any] 
 
     generation_config: the dict of `generation_config.json`; its `eos_token_id` (an int or a list) wins over the model config's.
     """
-    kind = config.get("model_type")
-    eos = (generation_config or {}).get("eos_token_id", config.get("eos_token_id"))
+    kind = string(config, "model_type", None)
+    generation = generation_config or {}
     if kind in _GEMMA4:
-        text = config.get("text_config", config)
+        text = section(config, "text_config", config)
         _refuse_quantised(config)
         _refuse_quantised(text)
-        eos = text.get("eos_token_id") if eos is None else eos
-        return _gemma_target(text, eos)
+        return _gemma_target(text, _end_tokens(generation, config, text))
     if kind not in ("llama", "qwen3"):
         raise ValueError(f"model_type {kind!r} is not a supported target; supported are llama, qwen3, gemma4_unified.")
     _refuse_quantised(config)
@@ -70,10 +86,10 @@ def read_target(config: Mapping[str, Any], generation_config: Mapping[str, Any] 
     return TargetConfig(
         family=kind,
         **_widths(config),
-        layers=_layers(config, is_windowed=kind == "qwen3" and bool(config.get("use_sliding_window"))),
-        is_tied=bool(config.get("tie_word_embeddings", False)),
-        max_positions=_require(config, "max_position_embeddings"),
-        eos_token_ids=_as_tuple(eos),
+        layers=_layers(config, is_windowed=kind == "qwen3" and boolean(config, "use_sliding_window", False)),
+        is_tied=boolean(config, "tie_word_embeddings", False),
+        max_positions=integer(config, "max_position_embeddings"),
+        eos_token_ids=_end_tokens(generation, config),
     )
 
 
@@ -85,34 +101,34 @@ def read_drafter(config: Mapping[str, Any]) -> DrafterConfig:
     (fallbacks are wrong for most published checkpoints).
     """
     flat = _flat(config)
-    options = {**read_options(config), **config.get(OPTIONS, {})}
+    options = {**read_options(config), **_stored_options(config)}
     head, confidence = options.pop("head"), options.pop("confidence")
-    is_gemma, is_speculators = _is_gemma(flat), "transformer_layer_config" in config
-    num_slots = int(_require_drafter(flat, "block_size"))
+    is_gemma, is_speculators = _is_gemma(flat), _is_speculators(config)
+    _check_present(flat, "block_size", "mask_token_id", "target_layer_ids", *(() if is_speculators else ("num_target_layers",)))
+    num_slots = integer(flat, "block_size", most=_MOST_SLOTS)
     num_drafts = options.pop("num_drafts")
-    causal = flat.get("causal") if flat.get("is_causal") is None else flat["is_causal"]
-    causal = False if flat.get("sliding_window_non_causal") else causal
+    causal = boolean(flat, "is_causal", boolean(flat, "causal", None))
+    causal = False if boolean(flat, "sliding_window_non_causal", False) else causal
     # layer_types alone says which layers slide, whatever use_sliding_window says; without it, transformers' rule by layer number
-    is_windowed = flat.get("layer_types") is not None or bool(flat.get("use_sliding_window"))
+    is_windowed = boolean(flat, "use_sliding_window", False) or strings(flat, "layer_types", None) is not None
     layers = _gemma_layers(flat) if is_gemma else _layers(flat, is_windowed=is_windowed)
     family: Family = "gemma4" if is_gemma else "qwen3"
-    own_scale = math.sqrt(_require(flat, "hidden_size")) if is_gemma else None
-    softcap = flat.get("final_logit_softcapping")
+    own_scale = math.sqrt(integer(flat, "hidden_size")) if is_gemma else None
     return DrafterConfig(
         family=family,
         **_widths(flat),
         # without is_causal, sliding layers are causal inside the block and full layers are not
-        layers=tuple(replace(layer, is_causal=layer.window is not None if causal is None else bool(causal)) for layer in layers),
+        layers=tuple(replace(layer, is_causal=layer.window is not None if causal is None else causal) for layer in layers),
         num_slots=num_slots,
-        num_drafts=num_slots - (0 if options["is_shifted"] else 1) if num_drafts is None else int(num_drafts),
-        mask_token_id=int(_require_drafter(flat, "mask_token_id")),
-        target_layer_ids=tuple(int(tap) for tap in _require_drafter(flat, "target_layer_ids")),
-        num_target_layers=None if is_speculators else int(_require_drafter(flat, "num_target_layers")),
+        num_drafts=num_slots - (0 if options["is_shifted"] else 1) if num_drafts is None else num_drafts,
+        mask_token_id=integer(flat, "mask_token_id", least=None),
+        target_layer_ids=tuple(integers(flat, "target_layer_ids")),
+        num_target_layers=None if is_speculators else integer(flat, "num_target_layers", most=MOST_LAYERS),
         head=None if head is None else HeadConfig(**head),
         confidence=None if confidence is None else ConfidenceConfig(**{**confidence, "temperatures": tuple(confidence["temperatures"])}),
-        embedding_scale=own_scale if flat.get("input_embedding_scale") is None else float(flat["input_embedding_scale"]),
-        output_multiplier=float(flat.get("output_multiplier") or 1.0),
-        softcap=None if softcap is None else float(softcap),
+        embedding_scale=number(flat, "input_embedding_scale", own_scale),
+        output_multiplier=number(flat, "output_multiplier", 1.0),
+        softcap=number(flat, "final_logit_softcapping", None, or_zero=True),
         **options,
     )
 
@@ -123,32 +139,35 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
     flat = _flat(config)
     _check_neutral(flat, tuple(_NEUTRAL))
     _check_activation(flat, "gelu_pytorch_tanh" if _is_gemma(flat) else "silu")
-    architectures = tuple(flat.get("architectures") or ())
-    is_speculators = "transformer_layer_config" in config
+    architectures = strings(flat, "architectures", [])
+    is_speculators = _is_speculators(config)
     if not is_speculators and not any(name in _DRAFTERS for name in architectures):
-        raise ValueError(f"architectures {list(architectures)} is not a supported drafter; supported are {', '.join(_DRAFTERS)}.")
-    projector = {"causal_v5": "domino"}.get(flat.get("projector_type", ""), flat.get("projector_type"))
+        raise ValueError(f"architectures {architectures} is not a supported drafter; supported are {', '.join(_DRAFTERS)}.")
+    projector = string(flat, "projector_type", "")
+    projector = "domino" if projector == "causal_v5" else projector
     is_domino = projector == "domino" or "DominoDraftModel" in architectures
     is_dspark = (
         projector == "dspark"
         or any("DSpark" in name for name in architectures)
-        or "dspark" in (flat.get("model_type"), config.get("speculators_model_type"))
+        or "dspark" in (string(flat, "model_type", ""), string(config, "speculators_model_type", ""))
     )
-    is_dflare = any(name in _DFLARE for name in architectures) or "dflare" in (flat.get("model_arch"), projector)
+    is_dflare = any(name in _DFLARE for name in architectures) or "dflare" in (string(flat, "model_arch", ""), projector)
     head = confidence = None
     if is_domino:
-        plain = int(flat.get("pure_draft_prefix_len") or 0)
-        head = HeadConfig(
-            kind="gru", size=_require_drafter(flat, "gru_hidden_dim"), inner_size=_require_drafter(flat, "emb_dim"), num_plain=plain
-        )
-    elif is_dspark and flat.get("markov_rank"):
-        kind = flat.get("markov_head_type") or "vanilla"
+        _check_present(flat, "gru_hidden_dim", "emb_dim")
+        plain = integer(flat, "pure_draft_prefix_len", 0, least=0)
+        head = HeadConfig(kind="gru", size=integer(flat, "gru_hidden_dim"), inner_size=integer(flat, "emb_dim"), num_plain=plain)
+    elif is_dspark and (rank := integer(flat, "markov_rank", 0, least=0)):
+        kind = string(flat, "markov_head_type", "vanilla")
         if kind not in _MARKOV_KINDS:
             raise ValueError(f"markov_head_type {kind!r} is not supported; known are {', '.join(_MARKOV_KINDS)}.")
-        head = HeadConfig(kind=_MARKOV_KINDS[kind], size=flat["markov_rank"])
-    if is_dspark and (flat.get("enable_confidence_head") or flat.get("use_confidence_head")):
-        reads = bool(flat.get("confidence_head_with_markov", flat.get("use_confidence_head"))) and head is not None
-        confidence = ConfidenceConfig(reads_previous=reads, temperatures=tuple(flat.get("confidence_temperatures") or ()))
+        head = HeadConfig(kind=_MARKOV_KINDS[kind], size=rank)
+    is_used = boolean(flat, "use_confidence_head", False)
+    if is_dspark and (boolean(flat, "enable_confidence_head", False) or is_used):
+        reads = boolean(flat, "confidence_head_with_markov", is_used) and head is not None
+        confidence = ConfidenceConfig(reads_previous=reads, temperatures=tuple(numbers(flat, "confidence_temperatures", ())))
+    integer(config, "hidden_size", None)  # conversion compares tensors with it
+    draft_vocab_size = integer(flat, "draft_vocab_size", None)
     owns = any(name in _DEEPSPEC for name in architectures) or is_speculators
     return {
         "is_shifted": _is_shifted(flat, is_dspark=is_dspark, is_domino=is_domino, is_speculators=is_speculators),
@@ -157,7 +176,7 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
         "confidence": None if confidence is None else {**asdict(confidence), "temperatures": list(confidence.temperatures)},
         "has_embedding": owns,
         "has_head": owns,
-        "draft_vocab_size": None if flat.get("draft_vocab_size") in (None, flat.get("vocab_size")) else int(flat["draft_vocab_size"]),
+        "draft_vocab_size": None if draft_vocab_size == integer(flat, "vocab_size", None) else draft_vocab_size,
         "num_drafts": None,
     }
 
@@ -165,46 +184,85 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
 def states_alignment(config: Mapping[str, Any]) -> bool:
     """Whether a drafter's config says which position a slot predicts, rather than leaving it to its family."""
     flat = _flat(config)
-    return any(flat.get(name) is not None for name in _ALIGNMENT)
+    return any(boolean(flat, name, None) is not None for name in _ALIGNMENT)
+
+
+def _stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What conversion stored under OPTIONS, in the form and with the types of `read_options`."""
+    try:
+        given = section(config, OPTIONS, {})
+        _check_known(OPTIONS, given, _STORED)
+        head, confidence = section(given, "head", None), section(given, "confidence", None)
+        if head is not None:
+            _check_known("head", head, ("kind", "size", "inner_size", "num_plain"), is_whole=True)
+            sizes = {name: integer(head, name, least=least) for name, least in (("size", 1), ("inner_size", 0), ("num_plain", 0))}
+            head = {"kind": _choice(head, "kind", get_args(HeadKind)), **sizes}
+        if confidence is not None:
+            _check_known("confidence", confidence, ("reads_previous", "has_bias", "temperatures"), is_whole=True)
+            switches = {name: boolean(confidence, name) for name in ("reads_previous", "has_bias")}
+            confidence = {**switches, "temperatures": numbers(confidence, "temperatures")}
+        values = {
+            **{name: boolean(given, name, False) for name in ("is_shifted", "has_embedding", "has_head")},
+            "fusion": _choice(given, "fusion", get_args(Fusion), "concatenated"),
+            "head": head,
+            "confidence": confidence,
+            "draft_vocab_size": integer(given, "draft_vocab_size", None),
+            "num_drafts": integer(given, "num_drafts", None),
+        }
+    except ValueError as error:
+        rule = str(error).removesuffix("; fix config.json.")
+        raise ValueError(f"the section {OPTIONS!r} of drafter_config.json was edited: {rule}; convert the drafter again.") from error
+    return {name: value for name, value in values.items() if name in given}
+
+
+def _check_known(name: str, given: Mapping[str, Any], known: Sequence[str], *, is_whole: bool = False) -> None:
+    if unknown := sorted(map(str, given.keys() - set(known))):
+        raise ValueError(f"{name} holds {', '.join(unknown)}, known are {', '.join(known)}; fix config.json.")
+    if is_whole and (missing := [field for field in known if given.get(field) is None]):
+        raise ValueError(f"{name} lacks {', '.join(missing)}; fix config.json.")
+
+
+def _choice(given: Mapping[str, Any], name: str, known: Sequence[str], default: str = "") -> str:
+    value = string(given, name, default)
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}; fix config.json.")
+    return value
 
 
 def _is_shifted(flat: Mapping[str, Any], *, is_dspark: bool, is_domino: bool, is_speculators: bool) -> bool:
     """Whether slot k predicts the token after its own position. A wrong answer crashes nothing and costs most of the acceptance."""
     for name in _ALIGNMENT:
-        if flat.get(name) is not None:
-            return bool(flat[name])
+        if (stated := boolean(flat, name, None)) is not None:
+            return stated
     if is_domino or "model_arch" in flat:  # AngelSpec trains DSpark unshifted
         return False
     if is_speculators:
-        methods = (flat.get("speculators_config") or {}).get("proposal_methods") or [{}]
-        return methods[0].get("speculative_tokens") == flat.get("block_size")
+        methods = sections(section(flat, "speculators_config", {}), "proposal_methods", []) or [{}]
+        return integer(methods[0], "speculative_tokens", None) == integer(flat, "block_size", None, most=_MOST_SLOTS)
     return is_dspark
 
 
 def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
     """One level of fields whatever the packaging: `dflash_config` wins over the top level; speculators' backbone has a dict of its own."""
-    nested = config.get("transformer_layer_config") or {}
-    flat = {
-        **nested,
-        **{name: value for name, value in config.items() if name not in ("transformer_layer_config", "model_type") or not nested},
-    }
-    for name, value in (config.get("dflash_config") or {}).items():
-        if value is not None:
-            flat[name] = value
+    nested = section(config, "transformer_layer_config", {})
+    hidden = ("transformer_layer_config", "model_type") if nested else ()
+    own = {name: value for name, value in config.items() if name not in hidden}
+    layers = (nested, own, section(config, "dflash_config", {}))
+    flat = {name: value for layer in layers for name, value in layer.items() if value is not None}
     if nested and "target_layer_ids" not in flat and "aux_hidden_state_layer_ids" in flat:
-        flat["target_layer_ids"] = [index - 1 for index in flat["aux_hidden_state_layer_ids"]]  # counted from the embedding there
-    if flat.get("target_num_hidden_layers") is not None:  # AngelSpec counts taps in num_target_layers
+        flat["target_layer_ids"] = [index - 1 for index in integers(flat, "aux_hidden_state_layer_ids")]  # counted from the embedding there
+    if "target_num_hidden_layers" in flat:  # AngelSpec counts taps in num_target_layers
         flat["num_target_layers"] = flat["target_num_hidden_layers"]
     return flat
 
 
 def _refuse_known(config: Mapping[str, Any]) -> None:
     """Name what is recognised but not implemented, and say what to use instead."""
-    told = [*(config.get("architectures") or ()), config.get("model_type"), config.get("speculators_model_type"), config.get("model_arch")]
-    words = [str(word).lower().replace("_", "").replace("-", "") for word in told]
+    told = [string(config, name, "") for name in ("model_type", "speculators_model_type", "model_arch")]
+    words = [word.lower().replace("_", "").replace("-", "") for word in (*strings(config, "architectures", []), *told)]
     if "dspark_block_size" in config:
         words.append("deepseekv4")
-    nested = config.get("dflash_config") or {}
+    nested = section(config, "dflash_config", {})
     if "conv_kernel_size" in nested or "selector_rank" in nested:
         words.append("dflash2")
     for word, name, advice in _KNOWN:
@@ -219,45 +277,48 @@ def _refuse_quantised(config: Mapping[str, Any]) -> None:
             raise ValueError(f"this is a quantised checkpoint ({name}), which is not supported yet; use its bfloat16 original.")
 
 
-def _gemma_target(text: Mapping[str, Any], eos: Any) -> TargetConfig:
+def _gemma_target(text: Mapping[str, Any], eos_token_ids: tuple[int, ...]) -> TargetConfig:
     for name in ("enable_moe_block", "hidden_size_per_layer_input", "num_kv_shared_layers", "use_double_wide_mlp", "attention_bias"):
         if text.get(name):
             raise ValueError(f"{name}={text[name]} is not supported; only Gemma-4 models without it are (the 12B).")
-    if text.get("use_bidirectional_attention") == "all":
-        raise ValueError("use_bidirectional_attention='all' is not supported; a target must be causal.")
+    if text.get("use_bidirectional_attention") not in (None, False, "vision"):
+        raise ValueError(f"use_bidirectional_attention={text['use_bidirectional_attention']!r} is not supported; a target must be causal.")
     _check_activation(text, "gelu_pytorch_tanh")
-    softcap = text.get("final_logit_softcapping")
     return TargetConfig(
         family="gemma4",
         **_widths(text),
         layers=_gemma_layers(text),
-        is_tied=bool(text.get("tie_word_embeddings", True)),
-        max_positions=_require(text, "max_position_embeddings"),
-        eos_token_ids=_as_tuple(eos),
-        embedding_scale=math.sqrt(_require(text, "hidden_size")),
-        softcap=float(softcap) if softcap else None,
+        is_tied=boolean(text, "tie_word_embeddings", True),
+        max_positions=integer(text, "max_position_embeddings"),
+        eos_token_ids=eos_token_ids,
+        embedding_scale=math.sqrt(integer(text, "hidden_size")),
+        softcap=number(text, "final_logit_softcapping", None, or_zero=True) or None,
     )
 
 
 def _gemma_layers(text: Mapping[str, Any]) -> tuple[LayerConfig, ...]:
     """Layers of two kinds; sizes of the full ones from `per_layer_config` (transformers >= 5.15) or `global_head_dim` (hub)."""
     kinds = _layer_kinds(text)
-    overrides = text.get("per_layer_config") or {}
-    shares_value = bool(text.get("attention_k_eq_v"))
+    overrides = {f"per_layer_config[{key}]": value for key, value in section(text, "per_layer_config", {}).items()}
+    names = [f"per_layer_config[{index}]" for index in range(len(kinds))]
+    if unknown := sorted(overrides.keys() - set(names)):
+        raise ValueError(f"{', '.join(unknown)} is for no layer, layers are 0..{len(kinds) - 1}; fix config.json.")
+    shares_value = boolean(text, "attention_k_eq_v", False)
     layers = []
-    for index, kind in enumerate(kinds):
+    for name, kind in zip(names, kinds, strict=True):
         is_full = kind == "full_attention"
-        own = overrides.get(str(index), overrides.get(index, {}))
-        heads, size = _require(text, "num_key_value_heads"), _require(text, "head_dim")
+        own = section(overrides, name) if name in overrides else {}
+        _check_known(name, own, ("head_dim", "num_key_value_heads"))
+        heads, size = integer(text, "num_key_value_heads"), integer(text, "head_dim")
         if is_full and not overrides:
-            size = _require(text, "global_head_dim")
-            heads = (text.get("num_global_key_value_heads") if shares_value else None) or heads
+            size = integer(text, "global_head_dim")
+            heads = integer(text, "num_global_key_value_heads", heads) if shares_value else heads
         layers.append(
             LayerConfig(
-                num_kv_heads=own.get("num_key_value_heads") or heads,
-                head_size=own.get("head_dim") or size,
+                num_kv_heads=integer(own, "num_key_value_heads", heads),
+                head_size=integer(own, "head_dim", size),
                 rope=read_rope(text, kind),
-                window=None if is_full else int(_require(text, "sliding_window")),
+                window=None if is_full else integer(text, "sliding_window"),
                 has_value=not (is_full and shares_value),
             )
         )
@@ -266,28 +327,25 @@ def _gemma_layers(text: Mapping[str, Any]) -> tuple[LayerConfig, ...]:
 
 def _layers(config: Mapping[str, Any], *, is_windowed: bool) -> tuple[LayerConfig, ...]:
     """Layers of one shape; those of `layer_types` sliding_attention are windowed, if windows are used at all."""
-    heads = _require(config, "num_attention_heads")
+    heads = integer(config, "num_attention_heads")
     shape = LayerConfig(
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_size=config.get("head_dim") or _require(config, "hidden_size") // heads,
+        num_kv_heads=integer(config, "num_key_value_heads", heads),
+        head_size=integer(config, "head_dim", integer(config, "hidden_size") // heads),
         rope=read_rope(config),
     )
+    window = integer(config, "sliding_window", None) if is_windowed else None
     # transformers' rule where layer_types is absent: layers from max_window_layers (default 28) on slide, if windows are used at all
-    has_default = is_windowed and bool(config.get("sliding_window"))
-    default = [
-        "sliding_attention" if has_default and index >= config.get("max_window_layers", 28) else "full_attention"
-        for index in range(_require(config, "num_hidden_layers"))
-    ]
-    kinds = _layer_kinds(config, default)
-    if is_windowed and "sliding_attention" in kinds and not config.get("sliding_window"):
+    first = MOST_LAYERS if window is None else integer(config, "max_window_layers", 28, least=0)
+    num_layers = integer(config, "num_hidden_layers", most=MOST_LAYERS)
+    kinds = _layer_kinds(config, ["sliding_attention" if index >= first else "full_attention" for index in range(num_layers)])
+    if is_windowed and "sliding_attention" in kinds and window is None:
         raise ValueError("layer_types names a sliding_attention layer but sliding_window is missing; add it to config.json.")
-    is_sliding = [is_windowed and kind == "sliding_attention" for kind in kinds]
-    return tuple(replace(shape, window=int(config["sliding_window"]) if sliding else None) for sliding in is_sliding)
+    return tuple(replace(shape, window=window if kind == "sliding_attention" else None) for kind in kinds)
 
 
-def _layer_kinds(config: Mapping[str, Any], default: Sequence[str] | None = None) -> list[str]:
-    num_layers = _require(config, "num_hidden_layers")
-    kinds = list(config.get("layer_types") or default or _require(config, "layer_types"))
+def _layer_kinds(config: Mapping[str, Any], default: Sequence[str] | None = None) -> Sequence[str]:
+    num_layers = integer(config, "num_hidden_layers", most=MOST_LAYERS)
+    kinds = strings(config, "layer_types") if default is None else strings(config, "layer_types", default)
     if len(kinds) != num_layers:
         raise ValueError(f"layer_types has {len(kinds)} entries for {num_layers} layers; fix config.json.")
     for kind in kinds:
@@ -298,98 +356,101 @@ def _layer_kinds(config: Mapping[str, Any], default: Sequence[str] | None = None
 
 def read_rope(config: Mapping[str, Any], layer_kind: str | None = None) -> RopeConfig:
     """Read `rope_parameters` (transformers 5; Gemma-4 has one for each kind of layer) or `rope_theta` with `rope_scaling` (older)."""
-    scaling = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    if layer_kind is not None and layer_kind in scaling:
-        scaling = dict(scaling[layer_kind])
+    scaling = section(config, "rope_parameters", {}) or section(config, "rope_scaling", {})
+    if layer_kind is not None:
+        if layer_kind not in scaling:
+            raise ValueError(
+                f"rope_parameters lacks an entry for {layer_kind}; Gemma-4 needs one, with its rope_theta, for every kind used."
+            )
+        scaling = section(scaling, layer_kind)
     elif "full_attention" in scaling or "sliding_attention" in scaling:
         raise ValueError("rope_parameters for each kind of layer are supported in Gemma-4 models only, and need one for every kind used.")
-    theta = scaling.get("rope_theta", config.get("rope_theta"))
+    theta = number(scaling, "rope_theta", None if layer_kind is not None else number(config, "rope_theta", None, above=1), above=1)
     if theta is None:
         raise ValueError(
             "rope_theta is missing from the config (neither at the top level nor in rope_parameters); "
             "guessing 10000 would be silently wrong, so add it to config.json."
         )
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
-    rate = scaling.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    rate = 1.0 if rate is None else rate
-    if scaling.get("rope_dim") not in (None, config.get("head_dim")):
+    kind = string(scaling, "rope_type", string(scaling, "type", "default"))
+    rate = number(scaling, "partial_rotary_factor", number(config, "partial_rotary_factor", 1.0, most=1), most=1)
+    if integer(scaling, "rope_dim", None) not in (None, config.get("head_dim")):
         raise ValueError(f"rope_dim {scaling['rope_dim']} is not supported; only the whole head ({config.get('head_dim')}) is rotated.")
     if kind == "proportional":
-        return RopeConfig(theta=float(theta), kind="proportional", rotated_rate=float(rate))
+        return RopeConfig(theta=theta, kind="proportional", rotated_rate=rate)
     if rate != 1.0:
         raise ValueError(f"partial_rotary_factor {rate} is supported with rope_type proportional only; got {kind}.")
     if kind == "default":
-        return RopeConfig(theta=float(theta))
+        return RopeConfig(theta=theta)
     if kind not in ("llama3", "yarn"):
         raise ValueError(f"rope_type {kind!r} is not supported; known types are default, llama3, yarn, proportional.")
-    factor = float(_require(scaling, "factor"))
-    original = int(scaling.get("original_max_position_embeddings") or _require(config, "max_position_embeddings"))
+    factor = number(scaling, "factor")
+    original = integer(scaling, "original_max_position_embeddings", None) or integer(config, "max_position_embeddings")
     if kind == "llama3":
+        low = number(scaling, "low_freq_factor")
         return RopeConfig(
-            theta=float(theta),
+            theta=theta,
             kind="llama3",
             factor=factor,
-            low_frequency_factor=float(_require(scaling, "low_freq_factor")),
-            high_frequency_factor=float(_require(scaling, "high_freq_factor")),
+            low_frequency_factor=low,
+            high_frequency_factor=number(scaling, "high_freq_factor", above=low),  # their difference divides
             original_max_positions=original,
         )
     return RopeConfig(
-        theta=float(theta),
+        theta=theta,
         kind="yarn",
         factor=factor,
         original_max_positions=original,
-        beta_fast=float(scaling.get("beta_fast") or 32.0),
-        beta_slow=float(scaling.get("beta_slow") or 1.0),
-        attention_factor=_yarn_attention_factor(scaling, factor),
-        is_truncated=bool(scaling.get("truncate", True)),
+        beta_fast=number(scaling, "beta_fast", 32.0),
+        beta_slow=number(scaling, "beta_slow", 1.0),
+        attention_factor=number(scaling, "attention_factor", _yarn_attention_factor(scaling, factor)),
+        is_truncated=boolean(scaling, "truncate", True),
     )
 
 
 def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
-    """Magnitude correction of YaRN: 0.1 ln(factor) + 1 unless the config states its own."""
-    if scaling.get("attention_factor") is not None:
-        return float(scaling["attention_factor"])
+    """Magnitude correction of YaRN: 0.1 ln(factor) + 1, or the ratio of two such where the config states scales."""
 
     def magnitude(scale: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0
 
-    if scaling.get("mscale") and scaling.get("mscale_all_dim"):
-        return magnitude(scaling["mscale"]) / magnitude(scaling["mscale_all_dim"])
-    return magnitude(1.0)
+    scale, whole = (number(scaling, name, 0.0, or_zero=True) for name in ("mscale", "mscale_all_dim"))
+    return magnitude(scale) / magnitude(whole) if scale and whole else magnitude(1.0)
 
 
 def _widths(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        "vocab_size": _require(config, "vocab_size"),
-        "width": _require(config, "hidden_size"),
-        "num_heads": _require(config, "num_attention_heads"),
-        "mlp_width": _require(config, "intermediate_size"),
-        "norm_epsilon": _require(config, "rms_norm_eps"),
-    }
+    sizes = {"vocab_size": "vocab_size", "width": "hidden_size", "num_heads": "num_attention_heads", "mlp_width": "intermediate_size"}
+    return {**{ours: integer(config, name) for ours, name in sizes.items()}, "norm_epsilon": number(config, "rms_norm_eps")}
 
 
 def _is_gemma(flat: Mapping[str, Any]) -> bool:
-    return "Gemma4DSparkModel" in (flat.get("architectures") or ())
+    return "Gemma4DSparkModel" in strings(flat, "architectures", [])
 
 
-def _as_tuple(eos: Any) -> tuple[int, ...]:
-    return () if eos is None else tuple(eos) if isinstance(eos, Sequence) else (eos,)
+def _is_speculators(config: Mapping[str, Any]) -> bool:
+    return bool(section(config, "transformer_layer_config", {}))
 
 
-def _require(config: Mapping[str, Any], name: str) -> Any:
-    if config.get(name) is None:
-        raise ValueError(f"config.json lacks {name!r}; add it.")
-    return config[name]
+def _end_tokens(generation_config: Mapping[str, Any], *configs: Mapping[str, Any]) -> tuple[int, ...]:
+    """The first eos_token_id stated, an integer or a list of them."""
+    for file, config in (("generation_config.json", generation_config), *(("config.json", config) for config in configs)):
+        found = config.get("eos_token_id")
+        if found is None:
+            continue
+        ids = found if isinstance(found, list | tuple) else [found]
+        if not all(map(is_integer, ids)):
+            raise ValueError(f"eos_token_id must be an integer or a list of integers; got {reprlib.repr(found)}; fix {file}.")
+        return tuple(ids)
+    return ()
 
 
-def _require_drafter(flat: Mapping[str, Any], name: str) -> Any:
-    if flat.get(name) is None:
-        raise ValueError(f"{name} is missing from the drafter config (looked in dflash_config and at the top level); add it.")
-    return flat[name]
+def _check_present(flat: Mapping[str, Any], *names: str) -> None:
+    for name in names:
+        if flat.get(name) is None:
+            raise ValueError(f"{name} is missing from the drafter config (looked in dflash_config and at the top level); add it.")
 
 
 def _check_activation(config: Mapping[str, Any], wanted: str) -> None:
-    found = config.get("hidden_activation", config.get("hidden_act", wanted))
+    found = string(config, "hidden_activation", string(config, "hidden_act", wanted))
     if found != wanted:
         raise ValueError(f"hidden_act {found!r} is not supported; only {wanted} is.")
 

@@ -2,9 +2,10 @@
 
 import dataclasses
 import math
+import re
 
 import pytest
-from tiny import tiny_drafter_config, tiny_llama_config, tiny_qwen3_config
+from tiny import tiny_drafter_config, tiny_family_config, tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
 
 from reanchor_jax import DecodeConfig, huggingface
 
@@ -140,3 +141,227 @@ def test_a_target_config_we_cannot_run_is_refused(changes, text):
 def test_a_drafter_config_we_cannot_run_is_refused(changes, text):
     with pytest.raises(ValueError, match=text):
         huggingface.read_drafter(tiny_drafter_config(**changes))
+
+
+NAN, INFINITE = float("nan"), float("inf")
+LLAMA3 = tiny_llama_config()["rope_parameters"]
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+GEMMA_ROPE = tiny_gemma4_config()["rope_parameters"]
+
+
+def refused(read, config, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        read(config)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"hidden_size": "24"}, "hidden_size must be a positive integer; got '24'; fix config.json."),
+        ({"hidden_size": 24.0}, "hidden_size must be a positive integer; got 24.0; fix config.json."),
+        ({"num_attention_heads": 0}, "num_attention_heads must be a positive integer; got 0"),
+        ({"num_attention_heads": True}, "num_attention_heads must be a positive integer; got True"),
+        ({"vocab_size": [61]}, "vocab_size must be a positive integer; got [61]"),
+        ({"vocab_size": 2**31}, "vocab_size must be an integer in 1..2147483647; got 2147483648"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers must be an integer in 1..1000; got 1000000000"),
+        ({"head_dim": 5}, "head_dim (5) must be positive and even, rotary turns pairs"),
+        ({"head_dim": None, "num_attention_heads": 30}, "head_dim (0) must be positive and even"),
+        ({"max_position_embeddings": "512"}, "max_position_embeddings must be a positive integer; got '512'"),
+        ({"model_type": ["llama"]}, "model_type must be a string; got ['llama']"),
+        ({"hidden_act": 3}, "hidden_act must be a string; got 3"),
+        ({"tie_word_embeddings": "false"}, "tie_word_embeddings must be true or false; got 'false'"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings must be true or false; got 1"),
+        ({"layer_types": "full_attention"}, "layer_types must be a list of strings; got 'full_attention'"),
+        ({"layer_types": [None] * 3}, "layer_types must be a list of strings; got [None, None, None]"),
+        ({"rms_norm_eps": 0}, "rms_norm_eps must be a positive float32 number; got 0"),
+        ({"rms_norm_eps": NAN}, "rms_norm_eps must be a positive float32 number; got nan"),
+        ({"rms_norm_eps": "1e-5"}, "rms_norm_eps must be a positive float32 number; got '1e-5'"),
+        ({"rope_parameters": [1]}, "rope_parameters must be an object; got [1]"),
+        ({"rope_parameters": None, "rope_theta": -1}, "rope_theta must be a float32 number above 1; got -1"),
+        ({"rope_parameters": {"rope_theta": INFINITE}}, "rope_theta must be a float32 number above 1; got inf"),
+        ({"rope_parameters": {"rope_theta": 10**400}}, "rope_theta must be a float32 number above 1; got 1000"),
+        ({"rope_parameters": {**LLAMA3, "rope_type": 3}}, "rope_type must be a string; got 3"),
+        ({"rope_parameters": {**LLAMA3, "factor": 0}}, "factor must be a positive float32 number; got 0"),
+        ({"rope_parameters": {**LLAMA3, "low_freq_factor": NAN}}, "low_freq_factor must be a positive float32 number; got nan"),
+        ({"rope_parameters": {**LLAMA3, "high_freq_factor": 1.0}}, "high_freq_factor must be a float32 number above 1.0; got 1.0"),
+        (
+            {"rope_parameters": {**LLAMA3, "original_max_position_embeddings": 0}},
+            "original_max_position_embeddings must be a positive integer; got 0",
+        ),
+        ({"rope_parameters": {**YARN, "beta_fast": -1}}, "beta_fast must be a positive float32 number; got -1"),
+        ({"rope_parameters": {**YARN, "beta_slow": 0}}, "beta_slow must be a positive float32 number; got 0"),
+        ({"rope_parameters": {**YARN, "attention_factor": NAN}}, "attention_factor must be a positive float32 number; got nan"),
+        ({"rope_parameters": {**YARN, "mscale": -1}}, "mscale must be 0 or a positive float32 number; got -1"),
+        ({"rope_parameters": {**YARN, "truncate": "false"}}, "truncate must be true or false; got 'false'"),
+        ({"eos_token_id": 61}, "eos_token_id holds 61, no token of the vocabulary 0..60; fix generation_config.json, or config.json"),
+        ({"eos_token_id": -1}, "eos_token_id holds -1, no token of the vocabulary"),
+        ({"eos_token_id": True}, "eos_token_id must be an integer or a list of integers; got True; fix config.json."),
+        ({"eos_token_id": [[2]]}, "eos_token_id must be an integer or a list of integers; got [[2]]; fix config.json."),
+        ({"eos_token_id": "2"}, "eos_token_id must be an integer or a list of integers; got '2'"),
+    ],
+)
+def test_a_wrong_value_in_a_target_config_is_refused(changes, text):
+    refused(huggingface.read_target, tiny_llama_config(**changes), text)
+
+
+def test_a_wrong_end_token_of_a_generation_config_is_refused():
+    for value, text in (
+        (2.0, "eos_token_id must be an integer or a list of integers; got 2.0; fix generation_config.json."),
+        ([3, 99], "eos_token_id holds 99, no token of the vocabulary 0..60; fix generation_config.json"),
+    ):
+        refused(lambda given: huggingface.read_target(tiny_llama_config(), given), {"eos_token_id": value}, text)
+    assert huggingface.read_target(tiny_llama_config(), {"eos_token_id": None}).eos_token_ids == (2,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rope_parameters": {"rope_theta": 1e4}}, "rope_parameters lacks an entry for sliding_attention; Gemma-4 needs one"),
+        ({"rope_parameters": None, "rope_theta": 1e4}, "rope_parameters lacks an entry for sliding_attention"),
+        (
+            {"rope_parameters": {"sliding_attention": GEMMA_ROPE["sliding_attention"]}, "rope_theta": 1e4},
+            "rope_parameters lacks an entry for full_attention",
+        ),
+        ({"rope_parameters": {**GEMMA_ROPE, "full_attention": {"rope_type": "default"}}, "rope_theta": 1e4}, "rope_theta is missing"),
+        ({"rope_parameters": {**GEMMA_ROPE, "full_attention": 1e4}}, "full_attention must be an object; got 10000.0"),
+        (
+            {"rope_parameters": {**GEMMA_ROPE, "full_attention": {**GEMMA_ROPE["full_attention"], "partial_rotary_factor": 1.5}}},
+            "partial_rotary_factor must be a float32 number above 0 and at most 1; got 1.5",
+        ),
+        ({"text_config": "text"}, "text_config must be an object; got 'text'"),
+        ({"text_config": None, "vocab_size": None}, "config.json lacks 'vocab_size'; add it."),
+        ({"per_layer_config": [1]}, "per_layer_config must be an object; got [1]"),
+        ({"per_layer_config": {"2": None}}, "config.json lacks 'per_layer_config[2]'; add it."),
+        ({"per_layer_config": {"2": 16}}, "per_layer_config[2] must be an object; got 16"),
+        ({"per_layer_config": {"2": {"head_size": 16}}}, "per_layer_config[2] holds head_size, known are head_dim, num_key_value_heads"),
+        ({"per_layer_config": {"5": {"head_dim": 16}}}, "per_layer_config[5] is for no layer, layers are 0..4"),
+        ({"per_layer_config": {"2": {"head_dim": "16"}}}, "head_dim must be a positive integer; got '16'"),
+        ({"sliding_window": 0}, "sliding_window must be a positive integer; got 0"),
+        ({"sliding_window": 9.0}, "sliding_window must be a positive integer; got 9.0"),
+        ({"attention_k_eq_v": "false"}, "attention_k_eq_v must be true or false; got 'false'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention=True is not supported; a target must be causal"),
+        ({"final_logit_softcapping": -1}, "final_logit_softcapping must be 0 or a positive float32 number; got -1"),
+        ({"final_logit_softcapping": NAN}, "final_logit_softcapping must be 0 or a positive float32 number; got nan"),
+    ],
+)
+def test_a_wrong_value_in_a_gemma_config_is_refused(changes, text):
+    refused(huggingface.read_target, tiny_gemma4_config(**changes), text)
+
+
+SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
+BACKBONE = {name: value for name, value in tiny_drafter_config().items() if name not in ("architectures", "dflash_config")}
+SPECULATORS = {"dflash_config": None, "transformer_layer_config": BACKBONE, "block_size": 7, "mask_token_id": 60}
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"dflash_config": [7]}, "dflash_config must be an object; got [7]"),
+        ({"architectures": "DFlashDraftModel"}, "architectures must be a list of strings; got 'DFlashDraftModel'"),
+        ({"transformer_layer_config": "qwen3"}, "transformer_layer_config must be an object; got 'qwen3'"),
+        ({**SPECULATORS, "aux_hidden_state_layer_ids": ["2"]}, "aux_hidden_state_layer_ids must be a list of integers; got ['2']"),
+        (
+            {**SPECULATORS, "target_layer_ids": [1], "speculators_config": [1]},
+            "speculators_config must be an object; got [1]",
+        ),
+        (
+            {**SPECULATORS, "target_layer_ids": [1], "speculators_config": {"proposal_methods": {"speculative_tokens": 7}}},
+            "proposal_methods must be a list of objects; got {'speculative_tokens': 7}",
+        ),
+        ({"block_size": 7.9}, "block_size must be an integer in 1..1024; got 7.9"),
+        ({"block_size": 10**9}, "block_size must be an integer in 1..1024; got 1000000000"),
+        ({"mask_token_id": 1.5}, "mask_token_id must be an integer; got 1.5"),
+        ({"mask_token_id": True}, "mask_token_id must be an integer; got True"),
+        ({"target_layer_ids": [0, 1.0]}, "target_layer_ids must be a list of integers; got [0, 1.0]"),
+        ({"target_layer_ids": ["0"]}, "target_layer_ids must be a list of integers; got ['0']"),
+        ({"target_layer_ids": [True]}, "target_layer_ids must be a list of integers; got [True]"),
+        ({"target_layer_ids": 1}, "target_layer_ids must be a list of integers; got 1"),
+        ({"target_layer_ids": [1, 1]}, "target_layer_ids holds a layer twice ([1, 1])"),
+        ({"num_target_layers": "3"}, "num_target_layers must be an integer in 1..1000; got '3'"),
+        ({**SLIDES, "sliding_window": -3}, "sliding_window must be a positive integer; got -3"),
+        ({**SLIDES, "sliding_window": "9"}, "sliding_window must be a positive integer; got '9'"),
+        ({"use_sliding_window": "false"}, "use_sliding_window must be true or false; got 'false'"),
+        ({"is_causal": "false"}, "is_causal must be true or false; got 'false'"),
+        ({"sample_from_anchor": "false"}, "sample_from_anchor must be true or false; got 'false'"),
+        ({"projector_type": ["domino"]}, "projector_type must be a string; got ['domino']"),
+        ({"output_multiplier": 0}, "output_multiplier must be a positive float32 number; got 0"),
+        ({"input_embedding_scale": INFINITE}, "input_embedding_scale must be a positive float32 number; got inf"),
+        ({"final_logit_softcapping": -2.5}, "final_logit_softcapping must be 0 or a positive float32 number; got -2.5"),
+        ({"draft_vocab_size": "37"}, "draft_vocab_size must be a positive integer; got '37'"),
+        (
+            {"reanchor_jax": [1]},
+            "the section 'reanchor_jax' of drafter_config.json was edited: reanchor_jax must be an object; got [1]; convert",
+        ),
+        ({"reanchor_jax": {"fuse": 1}}, "reanchor_jax holds fuse, known are is_shifted, fusion, head"),
+        ({"reanchor_jax": {"is_shifted": "no"}}, "is_shifted must be true or false; got 'no'; convert the drafter again."),
+        ({"reanchor_jax": {"fusion": "sum"}}, "fusion must be one of concatenated, per_layer; got 'sum'"),
+        ({"reanchor_jax": {"head": {"kind": "gru"}}}, "head lacks size, inner_size, num_plain; convert the drafter again."),
+        (
+            {"reanchor_jax": {"head": {"kind": "lstm", "size": 3, "inner_size": 0, "num_plain": 0}}},
+            "kind must be one of gru, markov, gated_markov, rnn_markov; got 'lstm'",
+        ),
+        (
+            {"reanchor_jax": {"confidence": {"reads_previous": True, "has_bias": True, "temperatures": ["1"]}}},
+            "temperatures must be a list of positive float32 numbers; got ['1']",
+        ),
+        ({"reanchor_jax": {"num_drafts": 6.0}}, "num_drafts must be a positive integer; got 6.0"),
+    ],
+)
+def test_a_wrong_value_in_a_drafter_config_is_refused(changes, text):
+    refused(huggingface.read_drafter, tiny_drafter_config(**changes), text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"markov_head_type": ["rnn"]}, "markov_head_type must be a string; got ['rnn']"),
+        ({"markov_rank": -1}, "markov_rank must be an integer in 0..2147483647; got -1"),
+        ({"enable_confidence_head": "false"}, "enable_confidence_head must be true or false; got 'false'"),
+        *(
+            ({"confidence_temperatures": [1.0, wrong]}, "confidence_temperatures must be a list of positive float32 numbers; got [1.0,")
+            for wrong in (NAN, INFINITE, True, "1", 0, -1.0)
+        ),
+    ],
+)
+def test_a_wrong_value_of_a_head_is_refused(changes, text):
+    refused(huggingface.read_drafter, tiny_family_config("dspark", tiny_llama_config(), **changes), text)
+
+
+def test_temperatures_of_a_record_are_finite_too():
+    config = huggingface.read_drafter(tiny_family_config("dspark", tiny_llama_config()))
+    calibrated = dataclasses.replace(config.confidence, temperatures=(1.0,) * (config.num_drafts - 1) + (INFINITE,))
+    with pytest.raises(ValueError, match="confidence_temperatures must be 7 positive finite numbers"):
+        dataclasses.replace(config, confidence=calibrated)
+
+
+def test_null_counts_as_absent():
+    given = tiny_drafter_config()
+    nulls = ("architectures", "rope_scaling", "is_causal", "output_multiplier", "final_logit_softcapping", "transformer_layer_config")
+    nulls += ("draft_vocab_size", "projector_type", "partial_rotary_factor", "reanchor_jax", "model_arch", "target_num_hidden_layers")
+    absent = {name: None for name in nulls if name not in given}
+    assert huggingface.read_drafter({**given, **absent}) == huggingface.read_drafter(given)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"max_offsets": True}, "max_offsets must be an integer; got True"),
+        ({"num_nodes": 16.0}, "num_nodes must be an integer; got 16.0"),
+        ({"cache_length": "64"}, "cache_length must be an integer; got '64'"),
+        ({"prefill_chunk": 64.0}, "prefill_chunk must be an integer; got 64.0"),
+        ({"is_speculative": 1}, "is_speculative must be True or False; got 1"),
+        ({"is_second_tried": "no"}, "is_second_tried must be True or False; got 'no'"),
+        ({"retain": ["both"]}, "retain must be one of none, baseline"),
+        ({"extent": None}, "extent must be one of both, in_block, extension; got None"),
+        ({"min_confidence": "0.5"}, "min_confidence must lie in [0, 1); got '0.5'"),
+        ({"min_confidence": NAN}, "min_confidence must lie in [0, 1); got nan"),
+        ({"min_confidence": False}, "min_confidence must lie in [0, 1); got False"),
+        ({"steps_per_second": (1.0, INFINITE)}, "steps_per_second must be a tuple of positive numbers, all finite; got (1.0, inf)"),
+        ({"steps_per_second": [1.0]}, "steps_per_second must be a tuple of positive numbers, all finite; got [1.0]"),
+        ({"steps_per_second": ("1",)}, "steps_per_second must be a tuple of positive numbers, all finite; got ('1',)"),
+        ({"block_buckets": (1.5, 4)}, "block_buckets must be a tuple of strictly rising positive integers; got (1.5, 4)"),
+        ({"node_buckets": (True, 16)}, "node_buckets must be a tuple of strictly rising positive integers; got (True, 16)"),
+    ],
+)
+def test_a_setting_of_the_wrong_type_is_refused(settings, text):
+    refused(lambda given: DecodeConfig(**given), settings, text)

@@ -112,7 +112,7 @@ def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_
     main([*given, "--alignment", "own", "--num-drafts", "3", "--calibration", str(tmp_path / "calibration.json")])
     read = checkpoint.load_drafter(tmp_path / "out").config
     assert (read.is_shifted, read.num_drafts, read.confidence.temperatures) == (False, 3, (1.0, 2.0, 0.5))
-    with pytest.raises(SystemExit, match="confidence_temperatures must be 4 positive numbers"):
+    with pytest.raises(SystemExit, match="confidence_temperatures must be 4 positive finite numbers"):
         main([*given, "--overwrite", "--num-drafts", "4", "--calibration", str(tmp_path / "calibration.json")])
     with pytest.raises(SystemExit, match="num_drafts are for a drafter that is converted from PyTorch"):
         main(["--pair", str(tmp_path / "out"), "--out", str(tmp_path / "again"), "--num-drafts", "2"])

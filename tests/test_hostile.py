@@ -162,9 +162,9 @@ def test_a_drafter_of_another_target_is_refused(overrides, text):
         ({"num_nodes": -1}, "num_nodes must be 0 or more; got -1"),
         ({"is_speculative": False, "num_nodes": 16}, "is_speculative=False takes neither retain nor num_nodes; leave them out"),
         ({"is_speculative": False, "retain": "both"}, "is_speculative=False takes neither retain nor num_nodes; leave them out"),
-        ({"block_buckets": (4, 4)}, r"block_buckets must be a tuple of strictly rising positive numbers; got \(4, 4\)"),
-        ({"node_buckets": (0, 16)}, r"node_buckets must be a tuple of strictly rising positive numbers; got \(0, 16\)"),
-        ({"node_buckets": [16]}, r"node_buckets must be a tuple of strictly rising positive numbers; got \[16\]"),
+        ({"block_buckets": (4, 4)}, r"block_buckets must be a tuple of strictly rising positive integers; got \(4, 4\)"),
+        ({"node_buckets": (0, 16)}, r"node_buckets must be a tuple of strictly rising positive integers; got \(0, 16\)"),
+        ({"node_buckets": [16]}, r"node_buckets must be a tuple of strictly rising positive integers; got \[16\]"),
     ],
 )
 def test_a_bad_config_is_refused_when_it_is_made(given, text):

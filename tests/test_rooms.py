@@ -15,6 +15,7 @@ CONVERT = PACKAGE.parent / "convert"
 
 # a room may import what stands before it; rooms of one entry (a whole folder) may import each other
 ORDER = (
+    "fields",
     "config",
     "huggingface",
     "cache",

@@ -119,7 +119,8 @@ def tiny_drafter_config(target: dict[str, Any] | None = None, **overrides: Any) 
     Keys of `dflash_config` (block_size, mask_token_id, target_layer_ids) may be overridden by their own names.
     """
     target = tiny_llama_config() if target is None else target
-    nested = {"block_size": 7, "mask_token_id": target["vocab_size"] - 1, "target_layer_ids": [0, target["num_hidden_layers"] - 2]}
+    taps = [0, max(target["num_hidden_layers"] - 2, 1)]
+    nested = {"block_size": 7, "mask_token_id": target["vocab_size"] - 1, "target_layer_ids": taps}
     nested.update({name: overrides.pop(name) for name in tuple(nested) if name in overrides})
     return {
         "architectures": ["DFlashDraftModel"],
