@@ -6,11 +6,12 @@ Source: none.
 """
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
 from reanchor_jax.checkpoint import DTYPES
-from reanchor_jax.files import read_json
+from reanchor_jax.files import error_text, read_json
 
 from .engine import convert
 
@@ -54,6 +55,8 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
     if args.num_drafts is not None:
         options["num_drafts"] = args.num_drafts
     if args.calibration is not None:
+        if not args.calibration.exists():
+            raise FileNotFoundError(f"--calibration {args.calibration} was not found; give a JSON file with a list `temperatures`.")
         table = read_json(args.calibration)
         if table is None or not isinstance(table.get("temperatures"), list):
             raise ValueError(f"{args.calibration} must be a JSON file with a list `temperatures`, one a drafted token.")
@@ -62,13 +65,14 @@ def _options(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse and run; problems are told on standard error, with exit status 1."""
+    """Parse and run; problems are told on standard error, with exit status 2."""
     parser = argparse.ArgumentParser(prog="python -m reanchor_jax.convert", description="Convert PyTorch checkpoints to our directories.")
     add_arguments(parser)
     try:
         run(parser.parse_args(arguments))
     except (ValueError, OSError) as error:
-        raise SystemExit(f"error: {error}") from error
+        print(f"{parser.prog}: error: {error_text(error)}", file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ def convert(
     else:
         raise ValueError("give either a target directory or a pair; got " + ("neither." if pair is None else "both."))
     if not dry_run:
-        check_vacant(out, may_replace=checkpoint.is_directory_of_ours if overwrite else None)
+        check_vacant(out, foreign_entry=checkpoint.foreign_entry if overwrite else None)
     parts, files = _read_parts(source, drafter_dir, is_pair=pair is not None, options=options or {})
 
     moves, dtypes, problems = {}, set(), []

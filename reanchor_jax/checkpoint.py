@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from reanchor_jax import huggingface
 from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
-from reanchor_jax.files import PROVENANCE, fresh_directory, read_json, record_files
+from reanchor_jax.files import PROVENANCE, fresh_directory, read_json, read_provenance, record_files
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.weights import check_whole, num_bytes, restore_weights, stored_leaves, write_weights
@@ -45,6 +45,7 @@ TOKENIZER_FILES = (
 )
 
 _TARGET_CONFIG, _DRAFTER_CONFIG = "target_config.json", "drafter_config.json"
+_PROJECT = "reanchor-jax"  # what the provenance of a directory written here says
 
 M = TypeVar("M", bound=nnx.Module)
 # Sharding of every leaf, or what tells it from a leaf's path (`target/layers/0/mlp/up/kernel`), shape and dtype.
@@ -120,7 +121,7 @@ def save(
 
     target_config, drafter_config: Hugging Face config dicts the models were built from.
     files: tokenizer files and generation_config.json, by name. provenance: where the weights come from; version, date and dtypes are added.
-    overwrite: replace a directory written by this function; anything else that is not an empty directory is refused.
+    overwrite: replace a directory written by this function; anything else that is not an empty directory is refused (`foreign_entry`).
     Raises ValueError if a config dict does not describe its model, FileExistsError if the path is taken.
     """
     generation = (files or {}).get("generation_config.json")
@@ -173,14 +174,14 @@ def write(
         if name != "generation_config.json" and name not in TOKENIZER_FILES:
             raise ValueError(f"files holds {name!r}; known are generation_config.json, {', '.join(TOKENIZER_FILES)}.")
     about = {
-        "project": "reanchor-jax",
+        "project": _PROJECT,
         "version": importlib.metadata.version("reanchor-jax"),
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "dtype": {name: found["norm/scale"].dtype.name for name, found in weights.items()},
     }
     path = Path(path)
-    with fresh_directory(path, may_replace=is_directory_of_ours if overwrite else None) as fresh:
+    with fresh_directory(path, foreign_entry=foreign_entry if overwrite else None) as fresh:
         for name, content in files.items():
             (fresh / name).write_bytes(content if isinstance(content, bytes) else Path(content).read_bytes())
         for name, found in weights.items():
@@ -208,7 +209,7 @@ def read_contents(path: Path) -> Contents:
         raise FileNotFoundError(
             f"{path} holds neither {_TARGET_CONFIG} nor {_DRAFTER_CONFIG}; {hint or 'give the directory that convert or train wrote'}."
         )
-    provenance = read_json(path / PROVENANCE) or {}
+    provenance = read_provenance(path)
     number = provenance.get("format", 1)  # the first directories have none
     if not isinstance(number, int) or number > FORMAT:
         version = importlib.metadata.version("reanchor-jax")
@@ -242,8 +243,28 @@ def read_drafter_config(found: Contents, path: Path) -> DrafterConfig:
 
 
 def is_directory_of_ours(path: Path) -> bool:
-    """Whether `save` or `save_drafter` wrote this directory."""
+    """Whether a directory is to be read as one that `save` or `save_drafter` wrote."""
     return (path / _TARGET_CONFIG).is_file() or (path / _DRAFTER_CONFIG).is_file()
+
+
+def foreign_entry(path: Path) -> str | None:
+    """Tell what in a directory `save` did not write, so that it must not be replaced; None if all of it may go.
+
+    Raises ValueError if its provenance is damaged.
+    """
+    provenance = read_provenance(path)
+    if provenance.get("project") != _PROJECT:
+        return f"its {PROVENANCE} does not say so"
+    files = {_TARGET_CONFIG, _DRAFTER_CONFIG, PROVENANCE, "generation_config.json", "README.md", "LICENSE", *TOKENIZER_FILES}
+    for entry in sorted(path.iterdir()):
+        is_known = entry.is_dir() if entry.name in ("target", "drafter") else entry.is_file() and entry.name in files
+        if not is_known or entry.is_symlink():
+            return f"it holds {entry.name}"
+    for folder, recorded in provenance.get("weights", {}).items():
+        found = (entry.relative_to(path / folder).as_posix() for entry in sorted((path / folder).rglob("*")) if not entry.is_dir())
+        if unknown := next((name for name in found if name not in recorded), None):
+            return f"it holds {folder}/{unknown}"
+    return None
 
 
 def as_dtype(dtype: Any) -> np.dtype:
@@ -267,6 +288,20 @@ def build_drafter(config: DrafterConfig, dtype: Any) -> Drafter:
 def leaves(module: nnx.Module) -> dict[str, Any]:
     """Weights (or their shapes) of a module by path, such as `layers/0/attention/query/kernel`."""
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(module))}
+
+
+def check_fits(folder: Path, stored: Mapping[str, Any], module: nnx.Module) -> None:
+    """Raise ValueError listing the leaves of a folder that are not the module's: missing, unexpected, or of another shape."""
+    wanted = leaves(module)
+    problems = [f"missing {name}" for name in wanted.keys() - stored.keys()]
+    problems += [f"unexpected {name}" for name in stored.keys() - wanted.keys()]
+    problems += [
+        f"{name} has shape {tuple(stored[name].shape)}, its config needs {tuple(leaf.shape)}"
+        for name, leaf in wanted.items()
+        if name in stored and tuple(stored[name].shape) != tuple(leaf.shape)
+    ]
+    if problems:
+        raise ValueError(f"{folder} does not fit its config: {'; '.join(sorted(problems))}. Convert or train it again.")
 
 
 def check_content(path: Path) -> int:
@@ -296,20 +331,12 @@ def _restore(folder: Path, build: Callable[[Any], M], dtype: np.dtype | None, sh
             raise ValueError(f"{folder} holds leaves of several dtypes ({', '.join(dtypes)}); pass dtype to cast them to one.")
         dtype = as_dtype(dtypes[0])
     module = build(dtype)
-    wanted = leaves(module)
-    problems = [f"missing {name}" for name in wanted.keys() - stored.keys()]
-    problems += [f"unexpected {name}" for name in stored.keys() - wanted.keys()]
-    problems += [
-        f"{name} has shape {tuple(stored[name].shape)}, its config needs {tuple(leaf.shape)}"
-        for name, leaf in wanted.items()
-        if name in stored and tuple(stored[name].shape) != tuple(leaf.shape)
-    ]
-    if problems:
-        raise ValueError(f"{folder} does not fit its config: {'; '.join(sorted(problems))}. Convert or train it again.")
+    check_fits(folder, stored, module)
     if sharding is None:
         sharding = jax.sharding.SingleDeviceSharding(jnp.zeros(()).device)
     placed = {
-        name: _place(f"{folder.name}/{name}", jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sharding) for name, leaf in wanted.items()
+        name: _place(f"{folder.name}/{name}", jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), sharding)
+        for name, leaf in leaves(module).items()
     }
     return with_leaves(module, restore_weights(folder, placed))
 

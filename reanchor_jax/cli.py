@@ -7,8 +7,10 @@ Source: none; each command only joins the rooms.
 
 import argparse
 import dataclasses
+import errno
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -26,6 +28,7 @@ from reanchor_jax.config import DecodeConfig, check_pair
 # convert/ is a package of its own until it is installed, so a type checker may not find it
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
+from reanchor_jax.files import error_text, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
@@ -43,6 +46,9 @@ class Loaded(NamedTuple):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status. A user's error is one line on standard error."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - open until the end
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue] - a terminal without the histogram's bars
@@ -59,9 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (ValueError, OSError) as error:
-        is_named = isinstance(error, OSError) and error.strerror and error.filename
-        message = f"{error.filename}: {error.strerror}" if is_named else str(error)  # pyright: ignore[reportAttributeAccessIssue]
-        print(f"reanchor-jax: error: {message}", file=sys.stderr)
+        print(f"reanchor-jax: error: {error_text(error)}", file=sys.stderr)
         return 2
     return 0
 
@@ -87,7 +91,7 @@ def _inspect(args: argparse.Namespace) -> None:
 
 
 def _generate(args: argparse.Namespace) -> None:
-    _check_writable(args.json)
+    _check_writable(args.json, prompts=args.prompts)
     loaded = _load(args)
     if args.prompts is not None:
         prompts = _read_prompts(args, loaded)
@@ -162,13 +166,14 @@ def _bench(args: argparse.Namespace) -> None:
     request = _request(args, loaded.models)
     ids = [prompt.ids for prompt in prompts]
     configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
-    out = Path(args.out)
+    out = settle(Path(args.out))
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
     # the methods are not among the settings: a run may be resumed with one more
     settings = {"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}
     pin_settings(out / "settings.json", settings)
-    done = [run for run in compare.read_runs(out / "runs.jsonl") if run.method in names]
+    found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
+    done = [run for run in found if run.method in names]
     runs = compare.compare(
         loaded.models,
         ids,
@@ -206,7 +211,7 @@ def _train(args: argparse.Namespace) -> None:
         rollout_config=read_fields(args, RolloutConfig),
         shape=shape,
         config=read_fields(args, TrainConfig),
-        out=Path(args.out),
+        out=settle(Path(args.out)),
         sources={"target": loaded.name, "texts": Path(args.prompts).name},
     )
     print(f"written: {written}")
@@ -262,13 +267,27 @@ def _read_prompts(args: argparse.Namespace, loaded: Loaded, *, limit: int | None
     return read_prompts(args.prompts, loaded.tokenizer, vocab_size=vocab_size, limit=limit, is_chat=args.chat)
 
 
-def _check_writable(path: str | None) -> None:
-    """Raise OSError before the work, not after it, if a file cannot be written there."""
-    if path not in (None, "-"):
-        if Path(path).is_dir():
-            raise IsADirectoryError(f"{path} is a directory; give a file.")
-        with tempfile.NamedTemporaryFile(dir=Path(path).parent):
+def _check_writable(path: str | None, *, prompts: str | None = None) -> None:
+    """Raise OSError before the work, not after it, if a file cannot be written there; ValueError if it is the prompts file."""
+    if path is None or path == "-":
+        return
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        found = None
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(f"{path} is a directory; give a file.")
+    if found is not None and not stat.S_ISREG(found.st_mode):  # a pipe or a device, which is not opened twice
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        return
+    if found is not None and prompts is not None and os.path.exists(prompts) and os.path.samestat(found, os.stat(prompts)):
+        raise ValueError(f"--json {path} is the prompts file itself; give another file.")
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path(os.path.realpath(path)).parent):
             pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _write(path: str, text: str) -> None:

@@ -7,16 +7,18 @@ In: paths.
 Out: dicts, directories, errors that name the file and what to do.
 """
 
+import errno
 import hashlib
 import json
 import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import IO, Any
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 try:
     import fcntl
@@ -33,46 +35,80 @@ def read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); copy it again from its source.") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object; got {type(value).__name__}.")
     return value
 
 
-def check_vacant(path: Path, *, may_replace: Callable[[Path], bool] | None = None) -> None:
+def read_provenance(directory: Path) -> dict[str, Any]:
+    """Read the `provenance.json` of a directory, empty if there is none; `weights`, the record of `record_files` by folder, is checked.
+
+    Raises ValueError naming the file if it is no JSON object or if its record is not of that form.
+    """
+    path = directory / PROVENANCE
+    found = read_json(path) or {}
+    number, recorded = found.get("format", 1), found.get("weights", {})
+    problems = []
+    if not isinstance(number, str) and (type(number) is not int or number < 1):
+        problems.append(f"format must be a whole number of at least 1; got {number!r}")
+    if not isinstance(recorded, dict) or not all(isinstance(files, dict) for files in recorded.values()):
+        problems.append("weights must hold an object of files for each folder")
+    else:
+        for folder, files in recorded.items():
+            problems += [f"weights.{folder}: {problem}" for name, entry in files.items() if (problem := _record_problem(name, entry))]
+    if problems:
+        raise ValueError(f"{path} is damaged: {'; '.join(problems[:3])}. Copy it again from its source, or convert or train it again.")
+    return found
+
+
+def settle(path: Path) -> Path:
+    """The path without `..`, so that making its parents makes none that it only passes through; a symbolic link at its end stays one."""
+    if ".." not in path.parts:
+        return path
+    return path.resolve() if path.name == ".." else path.parent.resolve() / path.name
+
+
+def error_text(error: Exception) -> str:
+    """An error in one line for the terminal; one of the system is told with its file."""
+    is_named = isinstance(error, OSError) and error.strerror and error.filename
+    return f"{error.filename}: {error.strerror}" if is_named else str(error)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def check_vacant(path: Path, *, foreign_entry: Callable[[Path], str | None] | None = None) -> None:
     """Raise FileExistsError unless nothing stands at the path, an empty directory does, or one that may be replaced.
 
-    may_replace: tells whether a directory is one that may go; None if nothing may.
+    foreign_entry: names what in a directory is not ours, or None if it may go; without it no directory may.
     """
-    if not path.exists() and not path.is_symlink():
+    place = settle(path)
+    if not place.exists() and not place.is_symlink():
         return
-    if not path.is_dir() or path.is_symlink():
+    if not place.is_dir() or place.is_symlink():
         raise FileExistsError(f"{path} exists and is not a plain directory; choose another path.")
-    if not any(path.iterdir()):
+    if not any(place.iterdir()):
         return
-    if may_replace is None:
+    if foreign_entry is None:
         raise FileExistsError(f"{path} is not empty; choose another path, or pass overwrite to replace a directory written before.")
-    if not may_replace(path):
+    if found := foreign_entry(place):
         raise FileExistsError(
-            f"{path} was not written by this package, so it is not overwritten; remove it yourself or choose another path."
+            f"{path} was not written by this package ({found}), so it is not overwritten; remove it yourself or choose another path."
         )
 
 
 @contextmanager
-def fresh_directory(path: Path, *, may_replace: Callable[[Path], bool] | None = None) -> Iterator[Path]:
+def fresh_directory(path: Path, *, foreign_entry: Callable[[Path], str | None] | None = None) -> Iterator[Path]:
     """Yield a temporary directory beside `path`; it becomes `path` when the block succeeds and vanishes when it fails.
 
-    What a killed process left of writing the same path is cleared first.
+    What a killed process left of writing the same path is cleared first. Parents are made; they vanish too, unless another uses them.
     Raises FileExistsError as `check_vacant`, BlockingIOError if another process is writing the path.
     """
-    path = path.absolute()
+    path = settle(path).absolute()
     clear_leftovers(path)
-    check_vacant(path, may_replace=may_replace)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with _sole_writer(path):
-        check_vacant(path, may_replace=may_replace)  # again: another may have written it before we held the lock
+    check_vacant(path, foreign_entry=foreign_entry)
+    with _parents(path), _sole_writer(path):
+        check_vacant(path, foreign_entry=foreign_entry)  # again: another may have written it before we held the lock
         suffix = secrets.token_hex(4)
         fresh, old = (path.with_name(f".{path.name}.{kind}-{suffix}") for kind in ("partial", "replaced"))
         fresh.mkdir()
@@ -97,7 +133,7 @@ def clear_leftovers(path: Path) -> None:
 
     Raises BlockingIOError if another process is writing the path.
     """
-    path = path.absolute()
+    path = settle(path).absolute()
     if not _leftovers(path):
         return
     with _sole_writer(path) as is_sole:
@@ -108,12 +144,39 @@ def clear_leftovers(path: Path) -> None:
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
+def _record_problem(name: str, entry: Any) -> str | None:
+    """What is wrong with a file's entry in the record of weights."""
+    file = PurePosixPath(name)
+    if file.is_absolute() or ".." in file.parts or not file.parts:
+        return f"{name!r} lies outside the folder"
+    if not isinstance(entry, dict) or type(entry.get("bytes")) is not int or not isinstance(entry.get("sha256"), str):
+        return f"{name} must have bytes, a whole number, and sha256, a text"
+    return None
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Make the parents of a path; those made are removed, as far as they are empty, if the block fails."""
+    missing = [parent for parent in path.parents if not parent.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for parent in missing:
+            with suppress(OSError):
+                parent.rmdir()
+        raise
+
+
 @contextmanager
 def _sole_writer(path: Path) -> Iterator[bool]:
-    """Hold the lock of a path; yield False where the system or the file system has no locks."""
+    """Hold the lock of a path; yield False where the system or the file system has no locks.
+
+    Raises FileExistsError if what stands at the lock's place is not a lock.
+    """
     lock = path.with_name(f".{path.name}.lock")
     while True:
-        with lock.open("w") as file:
+        with _open_lock(lock) as file:
             try:
                 is_locked = fcntl is not None and fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB) is None
             except BlockingIOError:
@@ -132,9 +195,29 @@ def _sole_writer(path: Path) -> Iterator[bool]:
         return
 
 
-def _is_at(file: IO[str], path: Path) -> bool:
+@contextmanager
+def _open_lock(lock: Path) -> Iterator[int]:
+    """Yield the descriptor of a lock file, made if it is missing; what is not an empty plain file is neither followed nor changed."""
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    refusal = f"{lock} is not a lock left by this package; remove it yourself or choose another path."
     try:
-        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+        descriptor = os.open(lock, flags, 0o666)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):  # a symbolic link, a directory, a socket
+            raise FileExistsError(refusal) from error
+        raise
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_size:
+            raise FileExistsError(refusal)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.lstat())
     except FileNotFoundError:
         return False
 
@@ -144,7 +227,8 @@ def _leftovers(path: Path) -> list[Path]:
     if not path.parent.is_dir():
         return []
     pattern = re.compile(re.escape(f".{path.name}.") + "(partial|replaced)-[0-9a-f]{8}")
-    return sorted((other for other in path.parent.iterdir() if pattern.fullmatch(other.name)), reverse=True)
+    named = (other for other in path.parent.iterdir() if pattern.fullmatch(other.name))
+    return sorted((other for other in named if other.is_dir() and not other.is_symlink()), reverse=True)
 
 
 def sha256(path: Path, progress: Callable[[int], Any] = lambda num_bytes: None) -> str:

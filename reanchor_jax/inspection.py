@@ -10,19 +10,22 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+import jax.numpy as jnp
+
 from reanchor_jax import checkpoint
-from reanchor_jax.config import DrafterConfig, TargetConfig
+from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
 from reanchor_jax.weights import num_bytes, stored_leaves
 
 
 def describe(path: Path | str) -> str:
     """Tell in a table what a directory holds: sizes, parameters, bytes, cache bytes per token, provenance.
 
-    Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.read_contents` and `weights.stored_leaves`.
+    Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.load`, where that can be known without them.
     """
     path = Path(path)
     found = checkpoint.read_contents(path)
     columns: dict[str, dict[str, str]] = {}
+    target = None
     if found.target_config is not None:
         target = checkpoint.read_target_config(found, path)
         rows = {"architecture": target.family, "vocabulary": f"{target.vocab_size:,}", "tied head": "yes" if target.is_tied else "no"}
@@ -30,6 +33,8 @@ def describe(path: Path | str) -> str:
         columns["target"] = {**_shape_rows(target), **rows, **_weight_rows(path, "target", target)}
     if found.drafter_config is not None:
         drafter = checkpoint.read_drafter_config(found, path)
+        if target is not None:
+            check_pair(target, drafter)
         rows = {"architecture": _family(drafter), "vocabulary": f"{drafter.vocab_size:,}", "block size": str(drafter.block_size)}
         rows |= {"slot k predicts": "the next position" if drafter.is_shifted else "its own position"}
         rows |= {"mask token": str(drafter.mask_token_id), "tapped layers": " ".join(map(str, drafter.target_layer_ids))}
@@ -98,7 +103,11 @@ def _shape_rows(config: TargetConfig | DrafterConfig) -> dict[str, str]:
 
 
 def _weight_rows(path: Path, name: str, config: TargetConfig | DrafterConfig) -> dict[str, str]:
-    stored = stored_leaves(path / name).values()
+    leaves = stored_leaves(path / name)
+    is_target = isinstance(config, TargetConfig)
+    module = checkpoint.build_target(config, jnp.float32) if is_target else checkpoint.build_drafter(config, jnp.float32)
+    checkpoint.check_fits(path / name, leaves, module)
+    stored = leaves.values()
     return {
         "parameters": f"{sum(math.prod(leaf.shape) for leaf in stored):,}",
         "dtype": " ".join(sorted({leaf.dtype.name for leaf in stored})),

@@ -7,6 +7,8 @@ Source: Hugging Face tokenizers, loaded without PyTorch.
 
 import json
 import os
+import secrets
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -151,12 +153,22 @@ def read_lines(path: Path | str) -> Iterator[tuple[str, str]]:
 
 
 def write_text(path: Path | str, text: str) -> None:
-    """Write a file under a temporary name beside it, then rename it: the file is old or new, never half."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.partial")
+    """Write a file under a temporary name beside it, then rename it: the file is old or new, never half.
+
+    A symbolic link stays, the file it names is written. A pipe or a device is written straight into.
+    """
+    place = Path(os.path.realpath(path))
+    # of a standard stream the real path may be no path at all (`pipe:[123]`), and a link that names itself has none
+    is_plain = stat.S_ISREG(os.stat(path).st_mode) and place.is_file() if os.path.exists(path) else not place.is_symlink()
+    if not is_plain:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+        return
+    temporary = place.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
+        with temporary.open("x", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, place)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -188,7 +200,7 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _parse(line: str, place: str) -> dict[str, Any]:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{place} is not valid JSON ({error}); write one JSON object a line.") from error
     if not isinstance(record, dict):
         raise ValueError(f"{place} must be a JSON object; got {type(record).__name__}.")

@@ -17,7 +17,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from reanchor_jax.files import PROVENANCE, changed_files, read_json
+from reanchor_jax.files import changed_files, read_provenance
 
 # Bytes of a chunk, and of the chunks written at once: they are held as they are and compressed, which takes three to four times as much
 # memory. Larger ones gain no speed, smaller ones make more files.
@@ -101,11 +101,11 @@ def check_whole(folder: Path, *, hashes: bool = False) -> int:
 
     hashes: whether to compare contents too, not only which files there are and their sizes.
     Tensorstore tells less of a damage, and its late threads write to the terminal.
-    Raises FileNotFoundError if the folder is missing, ValueError naming the files that differ.
+    Raises FileNotFoundError if the folder is missing, ValueError naming the files that differ or a damaged record.
     """
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is missing although its config is there; convert or train it again.")
-    recorded = (read_json(folder.parent / PROVENANCE) or {}).get("weights", {}).get(folder.name, {})
+    recorded = read_provenance(folder.parent).get("weights", {}).get(folder.name, {})
     if changed := changed_files(folder, recorded, hashes=hashes):
         raise ValueError(f"{folder} is damaged: {'; '.join(changed)}. Copy it again from its source, or convert or train it again.")
     return len(recorded)

@@ -1,5 +1,6 @@
 """Bench room: methods equal the library, figures are what they say, a difference is reported and not hidden."""
 
+import json
 from dataclasses import replace
 
 import jax
@@ -8,9 +9,10 @@ import numpy as np
 import pytest
 from tiny import tiny_models
 
+from reanchor_jax.bench import compare as comparison
 from reanchor_jax.bench import tables
-from reanchor_jax.bench.compare import BASELINE, Run, compare, paired_gain, read_runs, results, top2_margin, write_run
-from reanchor_jax.bench.methods import METHODS, Outcome, Request, begin, method_config, outcomes, run_rounds, stream
+from reanchor_jax.bench.compare import BASELINE, Run, compare, paired_gain, results, top2_margin, write_run
+from reanchor_jax.bench.methods import METHODS, ROUND_FIELDS, Outcome, Request, begin, method_config, outcomes, run_rounds, stream
 from reanchor_jax.config import RETAIN_POLICIES
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
@@ -135,6 +137,10 @@ def test_the_margin_is_large_where_the_filters_leave_one_token(models):
     assert top2_margin(models, [3, 5], 0, request=Request(max_new_tokens=1, temperature=1.0, top_k=1)) > 1e30
 
 
+def read_runs(file) -> list[Run]:
+    return comparison.read_runs(file, num_prompts=3, batch_size=2)
+
+
 def test_runs_survive_the_disk_and_a_line_cut_off(sampled, tmp_path):
     _, _, runs = sampled
     file = tmp_path / "runs.jsonl"
@@ -150,6 +156,65 @@ def test_runs_survive_the_disk_and_a_line_cut_off(sampled, tmp_path):
     file.write_bytes(whole + b"{}\n")
     with pytest.raises(ValueError, match="line 7 is not a run"):
         read_runs(file)
+
+
+def _without(record, name):
+    return {key: value for key, value in record.items() if key != name}
+
+
+def _with_outcome(**changed):
+    return lambda record: {**record, "outcomes": [{**record["outcomes"][0], **changed}]}
+
+
+@pytest.mark.parametrize(
+    ("damage", "rule"),
+    [
+        (lambda record: [record], "it must be an object of method, first"),
+        (lambda record: _without(record, "first"), "it must be an object of method, first"),
+        (lambda record: {**record, "more": 1}, "it must be an object of method, first"),
+        (lambda record: {**record, "method": ["dflash"]}, "method must be a name"),
+        *((lambda record, first=first: {**record, "first": first}, "first must be where a batch") for first in (-2, 1, 4, "2", 2.0, False)),
+        *((lambda record, x=x: {**record, "decode_seconds": x}, "decode_seconds must be") for x in ("1", None, -1.0, True, float("nan"))),
+        (lambda record: {**record, "outcomes": []}, "outcomes must be a list of 1, one a prompt"),
+        (lambda record: {**record, "outcomes": {}}, "outcomes must be a list of 1, one a prompt"),
+        (lambda record: {**record, "outcomes": [[]]}, "an outcome must hold tokens"),
+        (_with_outcome(tokens=[]), "tokens must be one more than"),
+        (_with_outcome(tokens=[1, "2", 3, 4]), "tokens must be ids"),
+        (_with_outcome(tokens=[1, -2, 3, 4]), "tokens must be ids"),
+        (_with_outcome(finish_reason=[]), "finish_reason must be a known one"),
+        (_with_outcome(rounds={}), "rounds must be an object"),
+        (_with_outcome(rounds=dict.fromkeys(ROUND_FIELDS, 3)), "rounds must hold lists of counts"),
+        (_with_outcome(rounds={name: [1 << 40] for name in ROUND_FIELDS}), "rounds must hold lists of counts"),
+        (_with_outcome(rounds={name: [1] * (1 + (name == "num_emitted")) for name in ROUND_FIELDS}), "must be equally long"),
+    ],
+)
+def test_a_damaged_run_is_told_with_its_line_and_what_to_do(tmp_path, damage, rule):
+    run = Run("dflash", 2, 0.0, 1.0, 1.0, [_outcome([2, 1], [1, 0])])
+    file = tmp_path / "runs.jsonl"
+    write_run(file, run._replace(method=BASELINE))
+    write_run(file, run)
+    first, second = file.read_text().splitlines()
+    file.write_text(f"{first}\n{json.dumps(damage(json.loads(second)))}\n")
+    before = file.read_bytes()
+    with pytest.raises(ValueError, match=rf"runs.jsonl line 2 is not a run \(.*{rule}.*\); delete that line or choose another --out"):
+        read_runs(file)
+    assert file.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"\xff\x00\n", b"\xff\x00", b"[" * 100_000, b"\n", b"mine"])
+def test_content_that_is_no_run_is_told_and_kept(tmp_path, content):
+    file = tmp_path / "runs.jsonl"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match="line 1 is not a run"):
+        read_runs(file)
+    assert file.read_bytes() == content
+
+
+def test_a_run_that_is_there_twice_is_told(sampled, tmp_path):
+    for run in (*sampled[2], sampled[2][1]):
+        write_run(tmp_path / "runs.jsonl", run)
+    with pytest.raises(ValueError, match=r"line 7 is not a run \(it repeats the run of dflash at prompt 0\)"):
+        read_runs(tmp_path / "runs.jsonl")
 
 
 def test_runs_already_done_are_not_repeated(models, sampled):

@@ -208,6 +208,76 @@ def test_overwrite_replaces_a_directory_of_ours_and_an_empty_one_is_free(tmp_pat
     assert os.listdir(tmp_path) == ["pair"]
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("thesis.txt", "it holds thesis.txt"),
+        (".git/config", "it holds .git"),
+        ("target/notes/a.txt", "it holds target/notes/a.txt"),
+        ("README.md/mine", "it holds README.md"),
+        ("provenance.json", "its provenance.json does not say so"),
+    ],
+)
+def test_overwrite_refuses_a_directory_with_anything_of_another_s_and_names_it(tmp_path, name, told):
+    save(tmp_path / "pair", files={"tokenizer.json": b"{}"})
+    (tmp_path / "pair/LICENSE").write_text("ours")
+    assert checkpoint.foreign_entry(tmp_path / "pair") is None
+    (tmp_path / "pair" / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "pair" / name).write_text('{"project": "thesis"}')
+    before = snapshot(tmp_path)
+    with pytest.raises(FileExistsError, match=rf"pair was not written by this package \({re.escape(told)}\), so it is not overwritten"):
+        save(tmp_path / "pair", overwrite=True)
+    assert snapshot(tmp_path) == before
+
+
+def test_overwrite_refuses_a_link_in_the_place_of_weights(tmp_path):
+    save(tmp_path / "pair")
+    (tmp_path / "pair/drafter").rename(tmp_path / "elsewhere")
+    (tmp_path / "pair/drafter").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileExistsError, match="it holds drafter"):
+        save(tmp_path / "pair", overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("edited", "told"),
+    [
+        ({"weights": []}, "weights must hold an object"),
+        ({"weights": {"target": ["a"]}}, "weights must hold an object"),
+        ({"weights": {"target": {"a": 3}}}, "weights.target: a must have bytes"),
+        ({"weights": {"target": {"a": {"bytes": "3", "sha256": ""}}}}, "weights.target: a must have bytes"),
+        ({"weights": {"target": {"a": {"bytes": True, "sha256": ""}}}}, "weights.target: a must have bytes"),
+        ({"weights": {"target": {"a": {"bytes": 3}}}}, "weights.target: a must have bytes"),
+        ({"weights": {"target": {"../../a": {"bytes": 3, "sha256": ""}}}}, "weights.target: '../../a' lies outside the folder"),
+        ({"weights": {"target": {"/a": {"bytes": 3, "sha256": ""}}}}, "weights.target: '/a' lies outside the folder"),
+        *(({"format": number}, f"format must be a whole number of at least 1; got {number}") for number in (True, 0, -1, 1.0, None)),
+    ],
+)
+def test_an_edited_provenance_is_named_by_load_and_inspect_alike(tmp_path, edited, told):
+    file = save(tmp_path / "pair") / "provenance.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **edited}))
+    for read in (checkpoint.load, checkpoint.load_drafter, inspection.describe):
+        with pytest.raises(ValueError, match=rf"provenance\.json is damaged: {re.escape(told)}"):
+            read(tmp_path / "pair")
+
+
+def test_a_byte_order_mark_is_read_over_and_deep_nesting_is_told(tmp_path):
+    config = save(tmp_path / "pair") / "target_config.json"
+    config.write_bytes(b"\xef\xbb\xbf" + config.read_bytes())
+    assert checkpoint.load(tmp_path / "pair").drafter is not None
+    config.write_text('{"a":' * 100_000)
+    with pytest.raises(ValueError, match=r"target_config\.json is not valid JSON"):
+        checkpoint.load(tmp_path / "pair")
+
+
+@pytest.mark.parametrize("name", ["nope/../pair", "made/deep/pair"])
+def test_only_the_parents_that_are_needed_are_made_and_a_failed_save_takes_them_back(tmp_path, name):
+    with pytest.raises(FileNotFoundError):
+        save(tmp_path / name, files={"tokenizer.json": tmp_path / "nowhere.json"})
+    assert os.listdir(tmp_path) == []
+    save(tmp_path / name)
+    assert os.listdir(tmp_path) == [name.partition("/")[0] if ".." not in name else "pair"]
+
+
 def test_a_failed_save_leaves_the_old_directory_and_nothing_else(tmp_path):
     save(tmp_path / "pair")
     before = snapshot(tmp_path)
@@ -257,19 +327,21 @@ def test_weights_that_do_not_fit_the_config_are_all_listed(tmp_path):
     edited = {**TARGET, "intermediate_size": 39, "num_hidden_layers": 4, "tie_word_embeddings": False}
     (tmp_path / "pair/target_config.json").write_text(json.dumps(edited))
     (tmp_path / "pair/drafter_config.json").unlink()
-    with pytest.raises(ValueError, match="does not fit its config") as caught:
-        checkpoint.load(tmp_path / "pair")
-    assert "missing head/kernel" in str(caught.value)
-    assert "unexpected layers/4/attention/key/kernel" in str(caught.value)
-    assert "layers/3/mlp/down/kernel has shape (38, 24), its config needs (39, 24)" in str(caught.value)
+    for read in (checkpoint.load, inspection.describe):
+        with pytest.raises(ValueError, match="does not fit its config") as caught:
+            read(tmp_path / "pair")
+        assert "missing head/kernel" in str(caught.value)
+        assert "unexpected layers/4/attention/key/kernel" in str(caught.value)
+        assert "layers/3/mlp/down/kernel has shape (38, 24), its config needs (39, 24)" in str(caught.value)
 
 
 def test_a_drafter_of_another_target_is_refused(tmp_path):
     save(tmp_path / "pair")
     config = tmp_path / "pair/drafter_config.json"
     config.write_text(json.dumps({**DRAFTER, "num_target_layers": 6}))
-    with pytest.raises(ValueError, match="made for a target of 6 layers, this one has 5"):
-        checkpoint.load(tmp_path / "pair")
+    for read in (checkpoint.load, inspection.describe):
+        with pytest.raises(ValueError, match="made for a target of 6 layers, this one has 5"):
+            read(tmp_path / "pair")
 
 
 @pytest.mark.parametrize("pattern", ["manifest.ocdbt", "_METADATA", "d/*", "ocdbt.process_0/d/*"])

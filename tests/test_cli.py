@@ -1,7 +1,11 @@
 """Command line: the files it writes, what it says to a user's mistake, what it leaves behind."""
 
 import json
+import os
 import re
+import shutil
+import sys
+import threading
 
 import jax
 import pytest
@@ -180,6 +184,9 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
         ),
         (("generate", "--pair", "PAIR", "--prompt", "a", "--chat"), "no chat template"),
         (("generate", "--pair", "PAIR", "--prompt", "a", "--json", "FILE/out.json"), "Not a directory"),
+        (("generate", "--pair", "PAIR", "--prompt", "a", "--json", "OUT/x.json"), "out/x.json: No such file"),
+        (("generate", "--pair", "nowhere", "--prompt", "a", "--json", "FILE" + "x" * 255), "x: File name too long"),
+        (("generate", "--pair", "nowhere", "--prompts", "PROMPTS", "--json", "PROMPTS"), "is the prompts file itself; give another file"),
         (("generate", "--pair", "PAIR", "--prompts", "none.jsonl"), "none.jsonl: No such file"),
         (("generate", "--pair", "PAIR", "--prompts", "FILE"), "line 1 is not valid JSON"),
         (("bench", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT", "--methods", "eagle"), "unknown method 'eagle'"),
@@ -190,8 +197,118 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
             ("train", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT", "--num-steps", "1"),
             "names no mask, unknown or padding token",
         ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--num-heads=0",
+            ),
+            r"num_heads must be at least 1; got 0",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--head-size=-2",
+            ),
+            r"head_size must be at least 2; got -2",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--head-size=7",
+            ),
+            r"head_size must be even, .* got 7",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--mlp-width=-5",
+            ),
+            r"mlp_width must be at least 1; got -5",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--num-kv-heads=-4",
+            ),
+            r"num_kv_heads must be at least 1; got -4",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--num-kv-heads=3",
+            ),
+            r"num_kv_heads \(3\) must divide num_heads \(4\)",
+        ),
+        (
+            (
+                "train",
+                "--pair",
+                "PAIR",
+                "--prompts",
+                "PROMPTS",
+                "--out",
+                "OUT/run",
+                "--num-steps=1",
+                "--mask-token-id=262",
+                "--num-layers=0",
+            ),
+            r"num_layers must be at least 1; got 0",
+        ),
+        (
+            ("train", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT/run", "--num-steps=1", "--mask-token-id=262", "--window=-1"),
+            r"window must be at least 0; got -1",
+        ),
         (("train", "--target", "BARE", "--prompts", "PROMPTS", "--out", "OUT", "--num-steps", "1"), "has no tokenizer"),
         (("convert", "--pair", "nowhere", "--out", "OUT"), "'nowhere' is neither"),
+        (("convert", "--pair", "PAIR", "--out", "OUT", "--calibration", "none.json"), "--calibration none.json was not found"),
         (("inspect", "nowhere"), "'nowhere' is neither"),
         (("inspect", "PAIR", "--batch", "3"), r"--batch \(3\) goes with --context"),
         (("inspect", "PAIR", "--context", "257"), r"context \(257\) exceeds the 256 positions"),
@@ -213,6 +330,36 @@ def test_a_mistake_is_told_in_one_line_and_leaves_nothing(capsys, pair, target_o
     assert err.count("\n") == 1
     assert re.search(rule, err), err
     assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["stdout", "stderr"])
+def test_a_closed_stream_is_no_error(pair, monkeypatch, name):
+    monkeypatch.setattr(sys, name, None)
+    assert cli.main(["inspect", str(pair)]) == 0
+    getattr(sys, name).close()
+
+
+def test_json_goes_into_a_pipe_and_through_a_link(capsys, pair, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("out.json")
+    got = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    for name in ("pipe", "link"):
+        assert _run(capsys, "generate", "--target", pair, "--prompt", "a", "--max-new-tokens", 2, "--json", tmp_path / name)[0] == 0
+    reader.join(20)
+    assert got == [(tmp_path / "out.json").read_text()]
+    assert (tmp_path / "pipe").is_fifo()
+    assert (tmp_path / "link").is_symlink()
+
+
+def test_inspect_refuses_what_load_refuses(capsys, pair, tmp_path):
+    copy = shutil.copytree(pair, tmp_path / "copy")
+    config = json.loads((copy / "target_config.json").read_text())
+    (copy / "target_config.json").write_text(json.dumps({**config, "intermediate_size": config["intermediate_size"] + 1}))
+    status, out, err = _run(capsys, "inspect", copy)
+    assert (status, out) == (2, "")
+    assert "target does not fit its config" in err
 
 
 def test_an_interruption_is_quiet_and_leaves_no_file(capsys, pair, prompts, tmp_path, monkeypatch):

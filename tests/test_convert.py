@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -408,8 +409,10 @@ def test_the_command_line_converts_and_tells_errors_without_a_traceback(sources,
     main(arguments)
     assert f"written: {tmp_path / 'out'}" in capsys.readouterr().out
     assert checkpoint.load(tmp_path / "out").target.norm.scale.dtype == jnp.bfloat16
-    with pytest.raises(SystemExit, match=r"error: .* is not empty"):
+    with pytest.raises(SystemExit) as ended:
         main(arguments)
+    assert ended.value.code == 2
+    assert re.fullmatch(r"python -m reanchor_jax\.convert: error: .* is not empty; .*\n", capsys.readouterr().err.split("\r")[-1])
     main(["--pair", str(tmp_path / "out"), "--out", str(tmp_path / "out"), "--dtype", "float32", "--overwrite"])
     assert checkpoint.load(tmp_path / "out").target.norm.scale.dtype == jnp.float32
 

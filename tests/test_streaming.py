@@ -180,6 +180,34 @@ def test_what_dead_runs_left_is_removed_and_a_live_run_is_not_disturbed(source, 
     assert set(os.listdir(tmp_path)) == names
 
 
+@pytest.mark.parametrize("kind", ["file", "link", "folder", "pipe"])
+def test_what_stands_at_the_place_of_a_lock_is_neither_written_nor_removed(tmp_path, kind):
+    lock, other = tmp_path / ".out.lock", tmp_path / "thesis.txt"
+    other.write_text("mine")
+    make = {"file": lambda: lock.write_text("mine"), "link": lambda: lock.symlink_to(other), "folder": lock.mkdir}
+    make.get(kind, lambda: os.mkfifo(lock))()
+    with (
+        pytest.raises(FileExistsError, match=r"\.out\.lock is not a lock left by this package; remove it yourself"),
+        fresh_directory(tmp_path / "out"),
+    ):
+        pytest.fail("it was written")
+    assert lock.is_symlink() or lock.exists()
+    assert kind != "file" or lock.read_text() == "mine"
+    assert other.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == [".out.lock", "thesis.txt"]
+
+
+def test_only_directories_are_taken_for_leftovers(tmp_path):
+    (tmp_path / ".out.replaced-0123abcd").write_text("mine")
+    (tmp_path / ".out.partial-0123abcd").symlink_to(tmp_path)
+    clear_leftovers(tmp_path / "out")
+    assert sorted(os.listdir(tmp_path)) == [".out.partial-0123abcd", ".out.replaced-0123abcd"]
+    (tmp_path / ".out.lock").touch()  # a killed process left it
+    with fresh_directory(tmp_path / "out"):
+        pass
+    assert sorted(os.listdir(tmp_path)) == [".out.partial-0123abcd", ".out.replaced-0123abcd", "out"]
+
+
 def test_a_dry_run_leaves_even_leftovers_alone(source, tmp_path, capsys):
     (tmp_path / ".out.partial-0123abcd").mkdir()
     assert convert(source, tmp_path / "out", dry_run=True) is None

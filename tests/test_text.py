@@ -1,6 +1,8 @@
 """Text room: a tokenizer trained here on a sentence; streaming, prompts files, whole files only."""
 
 import json
+import os
+import threading
 
 import pytest
 from tiny_text import SENTENCE, tokenizer_files
@@ -86,6 +88,7 @@ def test_prompts_are_text_or_ids_with_a_name(tokenizer, tmp_path):
     ("line", "rule"),
     [
         (b"{", "line 2 is not valid JSON"),
+        (b"[" * 100_000, "line 2 is not valid JSON"),
         (b"[1]", "line 2 must be a JSON object; got list"),
         (b"{}", "line 2 must hold either prompt .* neither"),
         (b'{"prompt": "a", "ids": [1]}', "line 2 must hold either prompt .* both"),
@@ -131,3 +134,37 @@ def test_a_file_is_old_or_new_never_half(tmp_path):
         write_text(file, "new \ud800")
     assert file.read_text() == "old"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_link_stays_and_the_file_it_names_is_written(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/out.txt").write_text("old")
+    for name, text in (("out.txt", "new"), ("missing.txt", "first")):
+        (tmp_path / f"link to {name}").symlink_to(f"folder/{name}")
+        write_text(tmp_path / f"link to {name}", text)
+        assert (tmp_path / f"link to {name}").is_symlink()
+        assert (tmp_path / "folder" / name).read_text() == text
+    assert sorted(os.listdir(tmp_path / "folder")) == ["missing.txt", "out.txt"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_text(tmp_path / "loop", "new")
+    assert (tmp_path / "loop").is_symlink()
+
+
+@pytest.mark.parametrize("is_linked", [False, True])
+def test_a_pipe_stays_a_pipe_and_gets_the_text(tmp_path, is_linked):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("pipe")
+    got = []
+    reader = threading.Thread(target=lambda: got.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    write_text(tmp_path / ("link" if is_linked else "pipe"), "naïve")
+    reader.join(20)
+    assert got == ["naïve"]
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def test_a_name_as_long_as_a_name_can_be_is_written(tmp_path):
+    write_text(tmp_path / ("x" * 255), "new")
+    assert (tmp_path / ("x" * 255)).read_text() == "new"

@@ -11,6 +11,7 @@ from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_mod
 from reanchor_jax import checkpoint
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.models.drafter import Models
+from reanchor_jax.training import recipe
 from reanchor_jax.training.losses import dflash_loss, packed_block_states, tapped_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
 from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train
@@ -188,11 +189,30 @@ def test_sequences_too_short_for_a_block_are_refused(tmp_path):
         ("num_steps", 0, "num_steps must be at least 1"),
         ("decay", 0.0, "decay must be more than 0"),
         ("optimizer", "sgd", "adamw or muon"),
+        ("seed", -1, "seed must be 0 or more"),
+        ("num_warmup", -2, "num_warmup must be 0 or more"),
     ],
 )
 def test_bad_training_settings_are_refused_by_name(field, value, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig(**{"num_steps": 3, field: value})
+
+
+@pytest.mark.parametrize("length", [9, 513, 10**12])
+def test_a_sequence_length_that_fits_no_block_or_not_the_target_is_refused_before_anything_is_sampled(tmp_path, length):
+    rollout_config = recipe.RolloutConfig(sequence_length=length, longest_prompt=8)
+    with pytest.raises(ValueError, match=rf"sequence_length \({length}\) must lie in 10\.\.512"):
+        recipe.make_drafter(
+            tiny_models(3).target,
+            [],
+            lambda text: pytest.fail("a text was read"),
+            rollout_config=rollout_config,
+            shape=recipe.DrafterShape(mask_token_id=3, block_size=8),
+            config=TrainConfig(num_steps=1),
+            out=tmp_path / "out",
+            sources={},
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_rollouts_continue_each_prompt_as_the_target_does():

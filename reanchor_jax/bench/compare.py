@@ -8,6 +8,7 @@ Source: ReAnchor, Experiments. Prefill and decoding are two compiled programs, t
 
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import time
@@ -22,9 +23,10 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from reanchor_jax.bench.methods import Outcome, Request, begin, outcomes, run_rounds, step_info
+from reanchor_jax.bench.methods import ROUND_FIELDS, Outcome, Request, begin, outcomes, run_rounds, step_info
 from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
+from reanchor_jax.decoding.state import FINISH_REASONS
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
@@ -32,6 +34,9 @@ from reanchor_jax.statistics import summarize, tau_per_prompt
 
 BASELINE = "autoregressive"
 CHAIN = "dflash"
+
+_LINE_START = b'{"method":'
+_LARGEST_COUNT = 1 << 22  # of ids and of a round's tokens and nodes: above every vocabulary, and small enough for a histogram
 
 
 class Run(NamedTuple):
@@ -209,23 +214,62 @@ def write_run(path: Path, run: Run) -> None:
         file.write(json.dumps(record, separators=(",", ":")) + "\n")
 
 
-def read_runs(path: Path) -> list[Run]:
-    """Read the runs of a JSONL file, none if it is missing. A last line that an interruption cut off is removed from the file."""
+def read_runs(path: Path, *, num_prompts: int, batch_size: int) -> list[Run]:
+    """Read the runs of a JSONL file over so many prompts, none if it is missing. A last line that was cut off is removed from the file.
+
+    Raises ValueError naming the line that is not a run, or that repeats one.
+    """
     if not path.exists():
         return []
     content = path.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        with path.open("r+b") as file:
-            file.truncate(len(whole))
-    runs = []
-    for number, line in enumerate(whole.decode("utf-8").splitlines(), start=1):
+    *lines, rest = content.split(b"\n")
+    if not rest.startswith(_LINE_START[: len(rest)]):
+        lines, rest = [*lines, rest], b""  # nothing that `write_run` began
+    runs, seen = [], set()
+    for number, line in enumerate(lines, start=1):
         try:
-            record = json.loads(line)
-            runs.append(Run(**{**record, "outcomes": [Outcome(**outcome) for outcome in record["outcomes"]]}))
-        except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"{path} line {number} is not a run ({error}); remove the file to start over.") from error
+            run = _read_run(json.loads(line.decode("utf-8")), num_prompts, batch_size)
+            if (run.method, run.first) in seen:
+                raise ValueError(f"it repeats the run of {run.method} at prompt {run.first}")
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} line {number} is not a run ({error}); delete that line or choose another --out.") from error
+        seen.add((run.method, run.first))
+        runs.append(run)
+    if rest:
+        with path.open("r+b") as file:
+            file.truncate(len(content) - len(rest))
     return runs
+
+
+def _read_run(record: Any, num_prompts: int, batch_size: int) -> Run:
+    """Build the Run of a record. Raises ValueError telling what is wrong with it."""
+    _require(isinstance(record, dict) and record.keys() == set(Run._fields), f"it must be an object of {', '.join(Run._fields)}")
+    method, first, found = record["method"], record["first"], record["outcomes"]
+    _require(isinstance(method, str), "method must be a name")
+    _require(type(first) is int and first in range(0, num_prompts, batch_size), "first must be where a batch of the prompts begins")
+    for name in ("warmup_seconds", "prefill_seconds", "decode_seconds"):
+        _require(type(record[name]) in (int, float) and 0 <= record[name] < math.inf, f"{name} must be a number of at least 0")
+    count = min(batch_size, num_prompts - first)
+    _require(isinstance(found, list) and len(found) == count, f"outcomes must be a list of {count}, one a prompt")
+    for outcome in found:
+        _require(isinstance(outcome, dict) and outcome.keys() == set(Outcome._fields), "an outcome must hold tokens, finish_reason, rounds")
+        tokens, rounds = outcome["tokens"], outcome["rounds"]
+        _require(_are_counts(tokens), "tokens must be ids")
+        _require(outcome["finish_reason"] in FINISH_REASONS, "finish_reason must be a known one")
+        _require(isinstance(rounds, dict) and rounds.keys() == set(ROUND_FIELDS), f"rounds must be an object of {', '.join(ROUND_FIELDS)}")
+        _require(all(_are_counts(values) for values in rounds.values()), "rounds must hold lists of counts")
+        _require(len({len(values) for values in rounds.values()}) == 1, "the lists of rounds must be equally long")
+        _require(len(tokens) == 1 + sum(rounds["num_emitted"]), "tokens must be one more than those emitted in rounds")
+    return Run(**{**record, "outcomes": [Outcome(**outcome) for outcome in found]})
+
+
+def _require(holds: bool, rule: str) -> None:
+    if not holds:
+        raise ValueError(rule)
+
+
+def _are_counts(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int and 0 <= value < _LARGEST_COUNT for value in values)
 
 
 def _processor() -> str:

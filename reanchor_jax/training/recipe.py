@@ -80,6 +80,17 @@ class DrafterShape:
     window: int = 64
     target_layer_ids: tuple[int, ...] | None = None
 
+    def __post_init__(self):
+        least = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_size": 2, "mlp_width": 1, "block_size": 2, "window": 0}
+        for name, bound in least.items():
+            value = getattr(self, name)
+            if value is not None and value < bound:
+                raise ValueError(f"{name} must be at least {bound}; got {value}.")
+        if self.num_heads % (self.num_kv_heads or self.num_heads):
+            raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads}).")
+        if self.head_size is not None and self.head_size % 2:
+            raise ValueError(f"head_size must be even, for rotary embeddings turn pairs; got {self.head_size}.")
+
     def huggingface(self, target: TargetConfig) -> dict[str, Any]:
         """The `config.json` dict of a drafter of this shape for a target. Raises ValueError as DrafterConfig."""
         taps = self.target_layer_ids
@@ -131,9 +142,15 @@ def make_drafter(
     """Run or resume the whole recipe in `out`; return the drafter's directory.
 
     sources: what to say in the provenance about where target and texts come from.
-    Raises ValueError if `out` holds a run of other settings, or for texts too few or too short.
+    Raises ValueError if `out` holds a run of other settings, for a sequence_length that does not fit, or for texts too few or too short.
     """
     drafter_config = shape.huggingface(target.config)
+    length, limit = rollout_config.sequence_length, target.config.max_positions
+    if not shape.block_size + 2 <= length <= limit:
+        raise ValueError(
+            f"sequence_length ({length}) must lie in {shape.block_size + 2}..{limit}: "
+            "a block and two tokens at least, at most the positions the target was made for."
+        )
     if len(texts) <= rollout_config.num_held_out:
         raise ValueError(f"{len(texts)} texts leave none to train on after {rollout_config.num_held_out} held out; give more texts.")
     held_out = [encode(text) for text in texts[-rollout_config.num_held_out :]]

@@ -57,6 +57,9 @@ class TrainConfig:
         for name in ("num_steps", "batch_size", "num_anchors", "checkpoint_steps", "evaluation_steps"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+        for name in ("num_warmup", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
         for name in ("decay", "learning_rate"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0; got {getattr(self, name)}.")
