@@ -5,6 +5,7 @@ Out: TargetConfig, DrafterConfig, DecodeConfig.
 Source: transformers' Llama, Qwen3 and Gemma-4 configs; the published configs of the DFlash family.
 """
 
+import reprlib
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
@@ -130,7 +131,7 @@ class TargetConfig:
         for token in self.eos_token_ids:
             if not (is_integer(token) and 0 <= token < self.vocab_size):
                 raise ValueError(
-                    f"eos_token_id holds {token!r}, no token of the vocabulary 0..{self.vocab_size - 1}; "
+                    f"eos_token_id holds {reprlib.repr(token)}, no token of the vocabulary 0..{self.vocab_size - 1}; "
                     "fix generation_config.json, or config.json if that does not state it."
                 )
 

@@ -201,14 +201,10 @@ def _stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
             _check_known("confidence", confidence, ("reads_previous", "has_bias", "temperatures"), is_whole=True)
             switches = {name: boolean(confidence, name) for name in ("reads_previous", "has_bias")}
             confidence = {**switches, "temperatures": numbers(confidence, "temperatures")}
-        values = {
-            **{name: boolean(given, name, False) for name in ("is_shifted", "has_embedding", "has_head")},
-            "fusion": _choice(given, "fusion", get_args(Fusion), "concatenated"),
-            "head": head,
-            "confidence": confidence,
-            "draft_vocab_size": integer(given, "draft_vocab_size", None),
-            "num_drafts": integer(given, "num_drafts", None),
-        }
+        values = {"head": head, "confidence": confidence}
+        values |= {name: integer(given, name, None) for name in ("draft_vocab_size", "num_drafts")}
+        values |= {name: boolean(given, name) for name in ("is_shifted", "has_embedding", "has_head") if name in given}
+        values |= {"fusion": _choice(given, "fusion", get_args(Fusion))} if "fusion" in given else {}
     except ValueError as error:
         rule = str(error).removesuffix("; fix config.json.")
         raise ValueError(f"the section {OPTIONS!r} of drafter_config.json was edited: {rule}; convert the drafter again.") from error
@@ -222,8 +218,8 @@ def _check_known(name: str, given: Mapping[str, Any], known: Sequence[str], *, i
         raise ValueError(f"{name} lacks {', '.join(missing)}; fix config.json.")
 
 
-def _choice(given: Mapping[str, Any], name: str, known: Sequence[str], default: str = "") -> str:
-    value = string(given, name, default)
+def _choice(given: Mapping[str, Any], name: str, known: Sequence[str]) -> str:
+    value = string(given, name)
     if value not in known:
         raise ValueError(f"{name} must be one of {', '.join(known)}; got {value!r}; fix config.json.")
     return value

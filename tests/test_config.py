@@ -1,5 +1,6 @@
 """Configs: presets, what they resolve to, and what Hugging Face dicts mean."""
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -250,7 +251,7 @@ def test_a_wrong_value_in_a_gemma_config_is_refused(changes, text):
 
 SLIDES = {"layer_types": ["sliding_attention", "full_attention"]}
 BACKBONE = {name: value for name, value in tiny_drafter_config().items() if name not in ("architectures", "dflash_config")}
-SPECULATORS = {"dflash_config": None, "transformer_layer_config": BACKBONE, "block_size": 7, "mask_token_id": 60}
+SPECULATORS = {"dflash_config": {"block_size": 7, "mask_token_id": 60}, "transformer_layer_config": BACKBONE}
 
 
 @pytest.mark.parametrize(
@@ -261,11 +262,11 @@ SPECULATORS = {"dflash_config": None, "transformer_layer_config": BACKBONE, "blo
         ({"transformer_layer_config": "qwen3"}, "transformer_layer_config must be an object; got 'qwen3'"),
         ({**SPECULATORS, "aux_hidden_state_layer_ids": ["2"]}, "aux_hidden_state_layer_ids must be a list of integers; got ['2']"),
         (
-            {**SPECULATORS, "target_layer_ids": [1], "speculators_config": [1]},
+            {**SPECULATORS, "speculators_config": [1]},
             "speculators_config must be an object; got [1]",
         ),
         (
-            {**SPECULATORS, "target_layer_ids": [1], "speculators_config": {"proposal_methods": {"speculative_tokens": 7}}},
+            {**SPECULATORS, "speculators_config": {"proposal_methods": {"speculative_tokens": 7}}},
             "proposal_methods must be a list of objects; got {'speculative_tokens': 7}",
         ),
         ({"block_size": 7.9}, "block_size must be an integer in 1..1024; got 7.9"),
@@ -294,6 +295,7 @@ SPECULATORS = {"dflash_config": None, "transformer_layer_config": BACKBONE, "blo
         ),
         ({"reanchor_jax": {"fuse": 1}}, "reanchor_jax holds fuse, known are is_shifted, fusion, head"),
         ({"reanchor_jax": {"is_shifted": "no"}}, "is_shifted must be true or false; got 'no'; convert the drafter again."),
+        ({"reanchor_jax": {"is_shifted": None}}, "lacks 'is_shifted'"),
         ({"reanchor_jax": {"fusion": "sum"}}, "fusion must be one of concatenated, per_layer; got 'sum'"),
         ({"reanchor_jax": {"head": {"kind": "gru"}}}, "head lacks size, inner_size, num_plain; convert the drafter again."),
         (
@@ -365,3 +367,34 @@ def test_null_counts_as_absent():
 )
 def test_a_setting_of_the_wrong_type_is_refused(settings, text):
     refused(lambda given: DecodeConfig(**given), settings, text)
+
+
+def paths(config, before=()):
+    for name, value in config.items():
+        yield (*before, name)
+        if isinstance(value, dict):
+            yield from paths(value, (*before, name))
+
+
+def changed(config, path, value):
+    name, *rest = path
+    return {**config, name: changed(config[name], rest, value) if rest else value}
+
+
+@pytest.mark.parametrize(
+    ("read", "config"),
+    [
+        (huggingface.read_target, tiny_llama_config()),
+        (huggingface.read_target, {"model_type": "gemma4_unified", "text_config": tiny_gemma4_config()}),
+        (huggingface.read_drafter, tiny_family_config("domino", tiny_llama_config(), reanchor_jax={"num_drafts": 3})),
+        (huggingface.read_drafter, tiny_family_config("dspark", tiny_llama_config(), confidence_temperatures=[1.0] * 7)),
+        (huggingface.read_drafter, tiny_drafter_config(**SPECULATORS, aux_hidden_state_layer_ids=[1])),
+    ],
+    ids=["llama", "gemma4", "domino", "dspark", "speculators"],
+)
+def test_no_value_of_any_field_raises_anything_but_a_value_error(read, config):
+    read(config)
+    for path in paths(config):
+        for value in (None, "7", 1.5, NAN, -1, 0, 2**40, 10**400, True, [], [None], [[1]], {}, {"a": 1}):
+            with contextlib.suppress(ValueError):
+                read(changed(config, path, value))
