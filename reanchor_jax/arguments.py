@@ -39,7 +39,7 @@ def make_parser(
         subparser.set_defaults(run=commands[name])
         return subparser
 
-    demo = add("demo", "tell a story with the embedded pair and compare the methods, in under a minute")
+    demo = add("demo", "tell a story with the embedded pair and compare the methods")
     demo.add_argument("--pair", metavar="NAME|DIR", default="stories260k", help="embedded pair or directory (default: %(default)s)")
     demo.add_argument("--json", metavar="FILE", help="also write the figures to a file")
 

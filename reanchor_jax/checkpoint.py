@@ -260,7 +260,8 @@ def foreign_entry(path: Path) -> str | None:
         is_known = entry.is_dir() if entry.name in ("target", "drafter") else entry.is_file() and entry.name in files
         if not is_known or entry.is_symlink():
             return f"it holds {entry.name}"
-    for folder, recorded in provenance.get("weights", {}).items():
+    for folder in sorted(provenance.get("weights", {}).keys() & {"target", "drafter"}):
+        recorded = provenance["weights"][folder]
         found = (entry.relative_to(path / folder).as_posix() for entry in sorted((path / folder).rglob("*")) if not entry.is_dir())
         if unknown := next((name for name in found if name not in recorded), None):
             return f"it holds {folder}/{unknown}"

@@ -173,6 +173,10 @@ def _bench(args: argparse.Namespace) -> None:
     settings = {"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}
     pin_settings(out / "settings.json", settings)
     found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
+    # methods that an earlier command has finished stay in the tables
+    num_runs = -(-len(ids) // request.batch_size)
+    names += [name for name in dict.fromkeys(run.method for run in found) if name not in names and _count(found, name) == num_runs]
+    configs |= {name: methods.method_config(name, loaded.models, ids, request=request) for name in names if name not in configs}
     done = [run for run in found if run.method in names]
     runs = compare.compare(
         loaded.models,
@@ -260,6 +264,10 @@ def _request(args: argparse.Namespace, models: Models) -> Request:
     names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids"}
     stops = () if args.ignore_eos else models.target.config.eos_token_ids
     return Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+
+
+def _count(runs: Sequence[compare.Run], method: str) -> int:
+    return sum(run.method == method for run in runs)
 
 
 def _read_prompts(args: argparse.Namespace, loaded: Loaded, *, limit: int | None = None) -> list[Prompt]:

@@ -123,6 +123,10 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     status, _, _ = _run(capsys, *arguments, "--methods", "dflash")
     assert status == 0
     assert json.loads((out / "results.json").read_text())["methods"] == figures["methods"]
+    # what an earlier command has finished stays in the tables
+    status, _, _ = _run(capsys, *arguments, "--methods", "autoregressive")
+    assert status == 0
+    assert json.loads((out / "results.json").read_text())["methods"] == figures["methods"]
     status, _, err = _run(capsys, *arguments, "--methods", "dflash", "--temperature", 0.5)
     assert status == 2
     assert "other settings (temperature)" in err

@@ -17,7 +17,7 @@ from tiny import tiny_llama_config, tiny_qwen3_config
 
 from reanchor_jax import checkpoint, weights
 from reanchor_jax.convert import engine
-from reanchor_jax.files import clear_leftovers, fresh_directory
+from reanchor_jax.files import clear_leftovers, fresh_directory, settle
 
 TINY = tiny_qwen3_config(dtype="bfloat16")
 
@@ -195,6 +195,15 @@ def test_what_stands_at_the_place_of_a_lock_is_neither_written_nor_removed(tmp_p
     assert kind != "file" or lock.read_text() == "mine"
     assert other.read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == [".out.lock", "thesis.txt"]
+
+
+def test_a_path_is_settled_before_its_parents_are_made(tmp_path):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to("folder")
+    assert settle(Path("a/b")) == Path("a/b")
+    assert settle(tmp_path / "nope/../out") == tmp_path.resolve() / "out"
+    assert settle(tmp_path / "nope/../link") == tmp_path.resolve() / "link"
+    assert settle(tmp_path / "folder/..") == tmp_path.resolve()
 
 
 def test_only_directories_are_taken_for_leftovers(tmp_path):
