@@ -91,7 +91,7 @@ def check_vacant(path: Path, *, foreign_entry: Callable[[Path], str | None] | No
         return
     if foreign_entry is None:
         raise FileExistsError(
-            f"{path} is not empty; choose another path, or pass overwrite (--overwrite) to replace a directory written before."
+            f"{path} is not empty; choose another path, or pass overwrite (--overwrite) to replace one written before."
         )
     if found := foreign_entry(place):
         raise FileExistsError(
