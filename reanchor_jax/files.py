@@ -90,9 +90,7 @@ def check_vacant(path: Path, *, foreign_entry: Callable[[Path], str | None] | No
     if not any(place.iterdir()):
         return
     if foreign_entry is None:
-        raise FileExistsError(
-            f"{path} is not empty; choose another path, or pass overwrite (--overwrite) to replace one written before."
-        )
+        raise FileExistsError(f"{path} is not empty; choose another path, or pass overwrite (--overwrite) to replace one written before.")
     if found := foreign_entry(place):
         raise FileExistsError(
             f"{path} was not written by this package ({found}), so it is not overwritten; remove it yourself or choose another path."
