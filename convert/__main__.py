@@ -24,7 +24,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--pair", metavar="NAME_OR_DIR", help="embedded pair, or a directory written before; its drafter is kept unless --drafter"
     )
     parser.add_argument("--drafter", metavar="DIR", help="DFlash-family drafter: a directory or a hub id; or what train wrote")
-    parser.add_argument("--alignment", choices=("own", "next"), help="position that a slot predicts, where config.json does not say")
+    parser.add_argument(
+        "--alignment", choices=("own", "next"), help="position that a slot predicts, if config.json does not say it or is wrong"
+    )
     parser.add_argument("--num-drafts", type=int, metavar="N", help="tokens a block drafts, if fewer than it could (Domino: 15 of 16)")
     parser.add_argument("--calibration", type=Path, metavar="FILE", help="JSON with the temperatures of a DSpark confidence head")
     parser.add_argument("--out", metavar="DIR", required=True, help="directory to write; must not exist or be empty")

@@ -72,8 +72,8 @@ def convert(
     Raises ConversionError listing every missing, unexpected, ill-shaped or unreadable tensor, ValueError for configs that are wrong or do
     not belong together, FileNotFoundError and FileExistsError for paths, BlockingIOError if another process is writing `out`.
     Memory: some 600 MB, whatever the size of the models; what comes from a directory of ours is held whole, though.
-    A process killed at any moment leaves `out` as it was or complete. The same command again removes what the dead one left beside it and
-    starts over; nothing is resumed.
+    A process killed at any moment leaves `out` as it was or complete, or, between the two renames of a replacement, whole beside it. The
+    same command again puts it back or removes what the dead one left, and starts over; nothing is resumed.
     """
     out, dtype = Path(out), None if dtype is None else checkpoint.as_dtype(dtype)
     if not dry_run:
@@ -149,8 +149,7 @@ def export_huggingface(directory: Path | str, out: Path | str) -> Path:
         modules["target"] = (target, found.target_config, target_table(target.config))
     if found.drafter_config is not None:
         drafter = checkpoint.load_drafter(directory)
-        config = {name: value for name, value in found.drafter_config.items() if name != huggingface.OPTIONS}
-        modules["drafter"] = (drafter, config, drafter_table(drafter.config))
+        modules["drafter"] = (drafter, _published_config(found.drafter_config), drafter_table(drafter.config))
     with fresh_directory(out) as fresh:
         for name, (module, config, table) in modules.items():
             (fresh / name).mkdir()
@@ -285,6 +284,20 @@ def _blocks(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any] =
 def _overflows(block: np.ndarray) -> bool:
     with np.errstate(over="ignore"):
         return bool((np.isinf(block.astype(np.float16)) & ~np.isinf(block)).any())
+
+
+def _published_config(config: dict[str, Any]) -> dict[str, Any]:
+    """A drafter's config dict without our section; what only that section said is said in the fields that packagers use."""
+    published = {name: value for name, value in config.items() if name != huggingface.OPTIONS}
+    options, told = config.get(huggingface.OPTIONS, {}), huggingface.read_options(published)
+    if options.get("is_shifted", told["is_shifted"]) != told["is_shifted"]:
+        published["sample_from_anchor"] = options["is_shifted"]
+    if options.get("num_drafts") not in (None, told["num_drafts"]):
+        published["num_drafts"] = options["num_drafts"]
+    temperatures = (options.get("confidence") or {}).get("temperatures")
+    if temperatures and temperatures != (told["confidence"] or {}).get("temperatures"):
+        published["confidence_temperatures"] = temperatures
+    return published
 
 
 def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ Out: the options of DrafterConfig that its weights show, to be kept with its con
 Source: tensor names of the published drafters; config strings of packagers are unreliable.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -59,9 +60,13 @@ def find_options(
         "draft_vocab_size": found["d2t"][0] if "d2t" in found else None,
     }
     given = dict(given or {})
+    if given.get("num_drafts", 1) < 1:
+        raise ValueError(f"num_drafts (--num-drafts) must be at least 1; got {given['num_drafts']}.")
     temperatures = given.pop("temperatures", None)
     if temperatures is not None and options["confidence"] is None:
         raise ValueError("temperatures calibrate a confidence head; this drafter has none.")
+    if temperatures is not None and not all(type(one) in (int, float) and 0 < one < math.inf for one in temperatures):
+        raise ValueError(f"temperatures (--calibration) must be positive finite numbers; got {temperatures}.")
     if temperatures is not None:
         options["confidence"] = {**options["confidence"], "temperatures": list(temperatures)}
     _compare(config, told, options, is_aligned="is_shifted" in given)

@@ -11,8 +11,8 @@ from pathlib import Path
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-# what conversion reads: no other framework's weights, no code
-_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model")
+# what conversion reads, or refuses (a mask embedding of its own): no other framework's weights, no code
+_PATTERNS = ("*.safetensors", "*.json", "*.jinja", "merges.txt", "tokenizer.model", "mask_embedding.pt")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w.-]+)?")
 
 

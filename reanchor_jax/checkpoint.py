@@ -255,13 +255,13 @@ def foreign_entry(path: Path) -> str | None:
     provenance = read_provenance(path)
     if provenance.get("project") != _PROJECT:
         return f"its {PROVENANCE} does not say so"
-    files = {_TARGET_CONFIG, _DRAFTER_CONFIG, PROVENANCE, "generation_config.json", "README.md", "LICENSE", *TOKENIZER_FILES}
+    files = {_TARGET_CONFIG, _DRAFTER_CONFIG, PROVENANCE, "generation_config.json", *TOKENIZER_FILES}
     for entry in sorted(path.iterdir()):
         is_known = entry.is_dir() if entry.name in ("target", "drafter") else entry.is_file() and entry.name in files
         if not is_known or entry.is_symlink():
             return f"it holds {entry.name}"
-    for folder in sorted(provenance.get("weights", {}).keys() & {"target", "drafter"}):
-        recorded = provenance["weights"][folder]
+    for folder in ("target", "drafter"):
+        recorded = provenance.get("weights", {}).get(folder, {})
         found = (entry.relative_to(path / folder).as_posix() for entry in sorted((path / folder).rglob("*")) if not entry.is_dir())
         if unknown := next((name for name in found if name not in recorded), None):
             return f"it holds {folder}/{unknown}"

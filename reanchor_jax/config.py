@@ -311,7 +311,9 @@ class DecodeConfig:
         if self.max_offsets < 0:
             raise ValueError(f"max_offsets must be 0 or more; got {self.max_offsets}.")
         if self.max_offsets and self.retain == "none":
-            raise ValueError(f"max_offsets ({self.max_offsets}) needs retained states; set retain to baseline, deepest or both.")
+            raise ValueError(
+                f"max_offsets ({self.max_offsets}) needs retained states; set retain to one of {', '.join(RETAIN_POLICIES[1:])}."
+            )
         if self.num_nodes < 0:
             raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
@@ -320,6 +322,11 @@ class DecodeConfig:
             raise ValueError(f"min_confidence must lie in [0, 1); got {self.min_confidence!r}.")
         if not isinstance(self.steps_per_second, tuple) or not all(map(is_positive, self.steps_per_second)):
             raise ValueError(f"steps_per_second must be a tuple of positive numbers, all finite; got {self.steps_per_second!r}.")
+        if self.is_cut and (self.is_second_tried or self.attach == "original_offset"):
+            raise ValueError(
+                "min_confidence and steps_per_second value a shifted block by the baseline token at its site, which these blocks "
+                "replace; leave out is_second_tried and attach='original_offset', or the cut."
+            )
         if self.min_confidence and self.steps_per_second:
             raise ValueError("min_confidence and steps_per_second both cut blocks; set one of them.")
         if not self.is_speculative and (self.min_confidence or self.steps_per_second):

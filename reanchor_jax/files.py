@@ -114,12 +114,12 @@ def fresh_directory(path: Path, *, foreign_entry: Callable[[Path], str | None] |
         fresh.mkdir()
         try:
             yield fresh
-            if path.exists():
-                os.rename(path, old)
             try:
+                if path.exists():
+                    os.rename(path, old)
                 os.rename(fresh, path)
-            except OSError:
-                if old.exists():
+            except BaseException:
+                if old.exists() and not path.exists():
                     os.rename(old, path)
                 raise
             if old.exists():

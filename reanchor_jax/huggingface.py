@@ -61,6 +61,7 @@ _NEUTRAL = {
     "use_bias_norm": False,
     "enable_qwen35_gated_q_proj": False,
     "enable_hidden_correction": False,
+    "dspark_bonus_anchor": False,
     "quantization_config": None,
     "quantization": None,
 }
@@ -107,7 +108,7 @@ def read_drafter(config: Mapping[str, Any]) -> DrafterConfig:
     _check_present(flat, "block_size", "mask_token_id", "target_layer_ids", *(() if is_speculators else ("num_target_layers",)))
     num_slots = integer(flat, "block_size", most=_MOST_SLOTS)
     num_drafts = options.pop("num_drafts")
-    causal = boolean(flat, "is_causal", boolean(flat, "causal", None))
+    causal = boolean(flat, "is_causal", boolean(flat, "causal", boolean(flat, "dflash_query_causal", None)))
     causal = False if boolean(flat, "sliding_window_non_causal", False) else causal
     # layer_types alone says which layers slide, whatever use_sliding_window says; without it, transformers' rule by layer number
     is_windowed = boolean(flat, "use_sliding_window", False) or strings(flat, "layer_types", None) is not None
@@ -177,7 +178,7 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
         "has_embedding": owns,
         "has_head": owns,
         "draft_vocab_size": None if draft_vocab_size == integer(flat, "vocab_size", None) else draft_vocab_size,
-        "num_drafts": None,
+        "num_drafts": integer(flat, "num_drafts", None),
     }
 
 
@@ -230,7 +231,7 @@ def _is_shifted(flat: Mapping[str, Any], *, is_dspark: bool, is_domino: bool, is
     for name in _ALIGNMENT:
         if (stated := boolean(flat, name, None)) is not None:
             return stated
-    if is_domino or "model_arch" in flat:  # AngelSpec trains DSpark unshifted
+    if is_domino or "model_arch" in flat or "target_num_hidden_layers" in flat:  # AngelSpec trains DSpark unshifted
         return False
     if is_speculators:
         methods = sections(section(flat, "speculators_config", {}), "proposal_methods", []) or [{}]

@@ -214,13 +214,13 @@ def test_overwrite_replaces_a_directory_of_ours_and_an_empty_one_is_free(tmp_pat
         ("thesis.txt", "it holds thesis.txt"),
         (".git/config", "it holds .git"),
         ("target/notes/a.txt", "it holds target/notes/a.txt"),
-        ("README.md/mine", "it holds README.md"),
+        ("README.md", "it holds README.md"),
+        ("LICENSE/mine", "it holds LICENSE"),
         ("provenance.json", "its provenance.json does not say so"),
     ],
 )
 def test_overwrite_refuses_a_directory_with_anything_of_another_s_and_names_it(tmp_path, name, told):
     save(tmp_path / "pair", files={"tokenizer.json": b"{}"})
-    (tmp_path / "pair/LICENSE").write_text("ours")
     assert checkpoint.foreign_entry(tmp_path / "pair") is None
     (tmp_path / "pair" / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / "pair" / name).write_text('{"project": "thesis"}')

@@ -63,6 +63,7 @@ def draft(models, committed, retained, anchors, noise, *, draft_choice, num_bloc
         row_keys(jax.random.key(9), ROWS),
         SAMPLING,
         noise,
+        is_running=jnp.ones(ROWS, bool),
         num_blocks=num_blocks,
         config=DecodeConfig(draft_choice=draft_choice),
     )

@@ -10,7 +10,7 @@ from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
 
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.convert.__main__ import main
-from reanchor_jax.convert.engine import ConversionError, convert
+from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface
 from reanchor_jax.convert.families import find_options
 from reanchor_jax.convert.plan import key_of, source_shape
 from reanchor_jax.convert.tables import drafter_table
@@ -148,3 +148,16 @@ def test_a_vector_in_place_of_a_matrix_is_told(key):
     config, shapes = published("dspark")
     with pytest.raises(ValueError, match=rf"{key} must be a matrix; the checkpoint holds one of shape \[7\]"):
         find_options(config, {**shapes, key: (7,)})
+
+
+def test_what_only_conversion_knew_survives_an_export(tmp_path):
+    config, _ = published("dspark")
+    options = {**huggingface.read_options(config), "is_shifted": False, "num_drafts": 3}
+    options["confidence"] = {**options["confidence"], "temperatures": [1.0, 2.0, 0.5]}
+    config[huggingface.OPTIONS] = options
+    drafter = random_models(TARGET, config, seed=3).drafter
+    checkpoint.save_drafter(tmp_path / "drafter", drafter, drafter_config=config)
+    export_huggingface(tmp_path / "drafter", tmp_path / "exported")
+    checkpoint.save(tmp_path / "target", random_models(TARGET, None, seed=5), target_config=TARGET)
+    again = convert(None, tmp_path / "exported/drafter", tmp_path / "again", pair=tmp_path / "target", show_progress=False)
+    assert checkpoint.load_drafter(again).config == drafter.config

@@ -156,7 +156,7 @@ def test_a_drafter_of_another_target_is_refused(overrides, text):
         ({"retain": "everything"}, "retain must be one of none, baseline, suffix, deepest, both, descendants; got 'everything'"),
         ({"draft_choice": "best"}, "draft_choice must be one of argmax, independent, coupled; got 'best'"),
         ({"max_offsets": -1}, "max_offsets must be 0 or more; got -1"),
-        ({"max_offsets": 3}, r"max_offsets \(3\) needs retained states; set retain to baseline, deepest or both"),
+        ({"max_offsets": 3}, r"max_offsets \(3\) needs retained states; set retain to one of baseline, suffix, deepest, both, descendants"),
         ({"cache_length": 0}, "cache_length must be at least 1; got 0"),
         ({"prefill_chunk": 100}, "prefill_chunk must be a positive multiple of 64; got 100"),
         ({"num_nodes": -1}, "num_nodes must be 0 or more; got -1"),

@@ -1,9 +1,11 @@
 """Names of checkpoints: what is local stays local, what is a repository is downloaded once, what fails says why."""
 
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
+from reanchor_jax.checkpoint import TOKENIZER_FILES
 from reanchor_jax.convert import hub
 
 
@@ -21,7 +23,12 @@ def test_a_repository_is_downloaded_without_other_frameworks_weights(tmp_path, m
 
     def download(repository, *, revision, allow_patterns):
         calls.append((repository, revision))
-        assert not any(pattern.endswith((".bin", ".py", ".h5")) for pattern in allow_patterns)
+        for name in ("pytorch_model.bin", "dflash.py", "tf_model.h5", "original/consolidated.00.pth"):
+            assert not any(fnmatch(name, pattern) for pattern in allow_patterns)
+        for name in ("model-00001-of-00003.safetensors", "model.safetensors.index.json", "config.json", "generation_config.json"):
+            assert any(fnmatch(name, pattern) for pattern in allow_patterns)
+        for name in (*TOKENIZER_FILES, "mask_embedding.pt"):
+            assert any(fnmatch(name, pattern) for pattern in allow_patterns)
         return str(tmp_path / "snapshots/0123abcd")
 
     monkeypatch.setattr(hub, "snapshot_download", download)

@@ -1,5 +1,6 @@
 """Every family and packaging of drafters, read from a checkpoint in its published layout, computes what the PyTorch reference computes."""
 
+import dataclasses
 import functools
 import json
 
@@ -159,13 +160,12 @@ def test_base_and_corrected_logits_and_confidences_equal_the_reference(pair, nam
         np.testing.assert_allclose(jax.nn.sigmoid(log_odds), confidences.numpy().reshape(-1), atol=TOLERANCE, rtol=0)
 
 
-@every_case
-def test_drafted_tokens_equal_the_reference(pair, name):
-    reference, models, _ = pair(name)
+def drafted(models, config):
+    """Baseline blocks of all anchors after the same context."""
     taps, _ = inputs(models)
     drafter, num_rows = models.drafter, len(ANCHORS)
     committed = context(drafter, jnp.asarray(taps))
-    draft = draft_blocks(
+    return draft_blocks(
         models.target,
         drafter,
         jnp.asarray(ANCHORS, jnp.int32),
@@ -174,13 +174,41 @@ def test_drafted_tokens_equal_the_reference(pair, name):
         row_keys(jax.random.key(0), num_rows),
         make_sampling(num_rows),
         jnp.zeros((num_rows, drafter.config.block_size, TARGET["vocab_size"])),
+        is_running=jnp.ones(num_rows, bool),
         num_blocks=1,
-        config=DecodeConfig(),
+        config=config,
     )
+
+
+@every_case
+def test_drafted_tokens_equal_the_reference(pair, name):
+    reference, models, _ = pair(name)
+    draft = drafted(models, DecodeConfig())
     for row, anchor in enumerate(ANCHORS):
-        expected, _, _ = reference.draft(torch.tensor(taps), anchor, POSITION, *borrowed(models))
+        expected, _, _ = reference.draft(torch.tensor(inputs(models)[0]), anchor, POSITION, *borrowed(models))
         assert draft.tokens[row, 0].tolist() == [anchor, *expected.tolist()]
-    assert drafter.config.num_drafts == reference.num_drafts
+        assert draft.kept[row, 0] == 1 + len(expected)
+    assert models.drafter.config.num_drafts == reference.num_drafts
+
+
+@pytest.mark.parametrize("is_calibrated", [False, True])
+def test_blocks_are_cut_where_the_reference_trusts_them_less(pair, is_calibrated):
+    reference, models, _ = pair("dspark, rnn")
+    num_drafts = models.drafter.config.num_drafts
+    temperatures = tuple(0.5 + 0.25 * index for index in range(num_drafts)) if is_calibrated else ()
+    config = dataclasses.replace(
+        models.drafter.config, confidence=dataclasses.replace(models.drafter.config.confidence, temperatures=temperatures)
+    )
+    drafter = checkpoint.with_leaves(checkpoint.build_drafter(config, jnp.float32), checkpoint.leaves(models.drafter))
+    kept = drafted(models._replace(drafter=drafter), DecodeConfig(min_confidence=0.45)).kept[:, 0].tolist()
+    expected = []
+    for anchor in ANCHORS:
+        _, _, chances = reference.draft(torch.tensor(inputs(models)[0]), anchor, POSITION, *borrowed(models))
+        log_odds = torch.logit(chances.reshape(-1).double()) / torch.tensor(temperatures or [1.0] * num_drafts)
+        below = (torch.sigmoid(log_odds) < 0.45).tolist()
+        expected.append(1 + (below.index(True) if True in below else num_drafts))
+    assert kept == expected
+    assert len(set(kept)) > 1
 
 
 @every_case

@@ -48,18 +48,29 @@ def test_the_number_of_tokens_is_the_best_of_all_numbers():
             for number in range(len(order) + 1)
         ]
         taken = [place for place in order[: int(np.argmax(rates))] if reach[place] > 0]
-        kept = np.asarray(jax.jit(worth_their_cost, static_argnums=2)(chances, sites.astype(np.int32), tuple(speeds.tolist())))
+        kept = np.asarray(
+            jax.jit(worth_their_cost, static_argnums=3)(chances, sites.astype(np.int32), np.ones(ROWS, bool), tuple(speeds.tolist()))
+        )
         for row in range(ROWS):
             for block in range(BLOCKS):
                 number = sum(place[:2] == (row, block) for place in taken)
                 assert kept[row, block] == (1 + number if number or block == 0 else 0)
 
 
+def test_a_finished_row_changes_nothing_for_the_others():
+    chances = jnp.asarray([[[0.6, 0.5, 0.4]], [[0.99, 0.99, 0.99]]])
+    speeds = (9.0, 8.0, 6.5, 5.0, 4.0, 3.0, 2.0, 1.0)
+    alone = worth_their_cost(chances[:1], jnp.zeros((1, 1), jnp.int32), jnp.ones(1, bool), speeds)
+    beside = worth_their_cost(chances, jnp.zeros((2, 1), jnp.int32), jnp.asarray([True, False]), speeds)
+    assert beside.tolist() == [*alone.tolist(), [1]]
+    assert 1 < alone[0, 0] < 4
+
+
 @pytest.mark.parametrize(("second", "expected"), [(0.9, 3), (0.0, 1)])
 def test_the_papers_worked_case_steps_over_the_staircase(second, expected):
     """One row, two drafts, a1 = 0.8, c2 = 0.9 or 0: 1 x 1.0, 1.8 x 0.5, 2.52 x 0.45. Without a second chance, drafting nothing is best."""
     chances = jnp.asarray([[[0.8, second]]])
-    assert worth_their_cost(chances, jnp.zeros((1, 1), jnp.int32), (1.0, 0.5, 0.45)).tolist() == [[expected]]
+    assert worth_their_cost(chances, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, bool), (1.0, 0.5, 0.45)).tolist() == [[expected]]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +92,9 @@ def test_published_cost_tables_are_read(tmp_path, table, expected):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "not valid JSON"),
+        ("{", "is no cost table that can be used"),
+        ('{"steps_per_second": [1, 2]}', "is no cost table that can be used"),
+        ('{"bias_seconds": "x", "bs_probes": [1], "alpha_seconds": [1], "m_probes": [1], "theta_seconds": [1]}', "is no cost table that"),
         ("{}", "is no cost table; known are"),
         ('{"sample_batch_tokens": [2, 1], "sample_steps_per_sec": [1, 1]}', "must rise strictly"),
         ('{"sample_batch_tokens": [], "sample_steps_per_sec": []}', "sample_batch_tokens must be a list of numbers"),
@@ -100,6 +113,8 @@ def test_settings_that_cannot_be_are_refused():
         ({"steps_per_second": (1.0, 0.0)}, "steps_per_second must be a tuple of positive numbers"),
         ({"steps_per_second": (1.0,), "min_confidence": 0.5}, "set one of them"),
         ({"is_speculative": False, "min_confidence": 0.5}, "drafts nothing to cut"),
+        ({"min_confidence": 0.5, "retain": "both", "is_second_tried": True}, "value a shifted block by the baseline token at its site"),
+        ({"steps_per_second": (1.0,), "retain": "both", "attach": "original_offset"}, "value a shifted block by the baseline token"),
     ):
         with pytest.raises(ValueError, match=message):
             DecodeConfig(**settings)

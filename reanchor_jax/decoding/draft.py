@@ -29,7 +29,7 @@ class Draft(NamedTuple):
 
     tokens: slot 0 is the block's anchor. Padding blocks hold 0.
     sites: baseline index where the block attaches; -1 for a block without one and for padding.
-    kept: tokens of the block that are verified, anchor included; all K unless confidence cuts it, 0 for padding.
+    kept: tokens of the block that are verified, anchor included; all K unless confidence cuts it, 0 without a site.
     """
 
     tokens: Int[Array, "B M K"]
@@ -47,6 +47,7 @@ def draft_blocks(
     sampling: Sampling,
     noise: Float[Array, "B P V"],
     *,
+    is_running: Bool[Array, " B"],
     num_blocks: int,
     config: DecodeConfig,
 ) -> Draft:
@@ -83,13 +84,13 @@ def draft_blocks(
     match = _match(drafter, logits, block_anchors, is_block, offsets, keys, committed.lengths, config)
     sites = find_sites(baseline, match, rule=config.attach, is_second_tried=config.is_second_tried)
     if not num_shifted:
-        return _cut(drafter, states, Draft(tokens=baseline[:, None], sites=sites, kept=_all(sites, baseline.shape[1])), config)
+        return _cut(drafter, states, is_running, Draft(tokens=baseline[:, None], sites=sites, kept=_all(sites, baseline.shape[1])), config)
     # a continuation is drawn with the noise of the positions where it is attached, not of those where it was drafted
     shifted = choose(slice(1, None), jnp.maximum(sites[:, 1:], 0), first_block=1)
     shifted = jnp.concatenate([block_anchors[:, 1:, None], shifted], axis=2)
     shifted = jnp.where(is_block[:, 1:, None], shifted, 0)
     tokens = jnp.concatenate([baseline[:, None], shifted], axis=1)
-    return _cut(drafter, states, Draft(tokens=tokens, sites=sites, kept=_all(sites, baseline.shape[1])), config)
+    return _cut(drafter, states, is_running, Draft(tokens=tokens, sites=sites, kept=_all(sites, baseline.shape[1])), config)
 
 
 def _match(
@@ -122,13 +123,13 @@ def _all(sites: Int[Array, "B M"], block_size: int) -> Int[Array, "B M"]:
     return jnp.where(sites >= 0, block_size, 0)
 
 
-def _cut(drafter: Drafter, states: Float[Array, "B M K1 D"], draft: Draft, config: DecodeConfig) -> Draft:
+def _cut(drafter: Drafter, states: Float[Array, "B M K1 D"], is_running: Bool[Array, " B"], draft: Draft, config: DecodeConfig) -> Draft:
     """Shorten blocks as the config asks; a shifted block whose site is cut off goes with it."""
     if not config.is_cut:
         return draft
     chances = confidences(drafter, states, draft.tokens[:, :, :-1])
     if config.steps_per_second:
-        return draft._replace(kept=jnp.minimum(worth_their_cost(chances, draft.sites, config.steps_per_second), draft.kept))
+        return draft._replace(kept=jnp.minimum(worth_their_cost(chances, draft.sites, is_running, config.steps_per_second), draft.kept))
     kept = above_threshold(chances, config.min_confidence)
     is_reached = (draft.sites >= 0) & (draft.sites < kept[:, :1])
     return draft._replace(kept=jnp.where(is_reached, kept, 0))

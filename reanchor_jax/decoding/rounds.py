@@ -87,6 +87,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             state.keys,
             state.sampling,
             noise,
+            is_running=is_running,
             num_blocks=num_blocks,
             config=config,
         )

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.models.drafter import Drafter
 from reanchor_jax.models.heads import MarkovHead
@@ -32,22 +32,26 @@ def above_threshold(chances: Float[Array, "B M K1"], threshold: float) -> Int[Ar
     return 1 + jnp.sum(jnp.cumprod(chances >= threshold, axis=-1, dtype=jnp.int32), axis=-1, dtype=jnp.int32)
 
 
-def worth_their_cost(chances: Float[Array, "B M K1"], sites: Int[Array, "B M"], steps_per_second: tuple[float, ...]) -> Int[Array, "B M"]:
-    """Tokens of each block that maximise expected tokens per second of the batch, anchor included; 0 for a block without a site.
+def worth_their_cost(
+    chances: Float[Array, "B M K1"], sites: Int[Array, "B M"], is_running: Bool[Array, " B"], steps_per_second: tuple[float, ...]
+) -> Int[Array, "B M"]:
+    """Tokens of each block that maximise the batch's estimated tokens per second, anchor included; 0 for a block without a site.
 
     steps_per_second: target passes per second with 1, 2, ... tokens; the last entry stands for all larger passes.
     The likeliest tokens go first: a token's chance is that of its whole path, which for a shifted block begins with the baseline's up to
-    the site. Of all numbers of tokens the best is taken, so a staircase of costs is stepped over.
+    the site. Of all numbers of tokens the best is taken, so a staircase of costs is stepped over. Finished rows bring and cost nothing.
+    An estimate: paths that exclude or share each other's tokens are added up as if they did not.
     """
     num_rows, num_blocks, num_drafts = chances.shape
     reach = jnp.cumprod(chances, axis=-1)
     # chance that the baseline is accepted up to each index; the anchor at index 0 is certain
     baseline = jnp.concatenate([jnp.ones((num_rows, 1), reach.dtype), reach[:, 0]], axis=1)
     at_site = jnp.where(sites >= 0, jnp.take_along_axis(baseline, jnp.maximum(sites, 0), axis=1), 0.0)
-    reach = (reach * at_site[..., None]).reshape(-1)
+    reach = jnp.where(is_running[:, None, None], reach * at_site[..., None], 0.0).reshape(-1)
+    num_running = jnp.sum(is_running, dtype=jnp.int32)
     order = jnp.argsort(-reach, stable=True)
-    gains = jnp.concatenate([jnp.full((1,), float(num_rows), reach.dtype), reach[order]])
-    sizes = num_rows + jnp.arange(gains.size, dtype=jnp.int32)
+    gains = jnp.concatenate([num_running[None].astype(reach.dtype), reach[order]])
+    sizes = jnp.maximum(num_running, 1) + jnp.arange(gains.size, dtype=jnp.int32)
     speed = jnp.asarray(steps_per_second, jnp.float32)[jnp.minimum(sizes, len(steps_per_second)) - 1]
     num_taken = jnp.argmax(jnp.cumsum(gains) * speed)
     is_taken = jnp.zeros(reach.shape, bool).at[order].set(jnp.arange(reach.size) < num_taken) & (reach > 0)
@@ -66,9 +70,12 @@ def read_cost_table(path: Path | str, *, num_rows: int = 1, max_tokens: int = 10
     """
     path = Path(path)
     try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); give a cost table.") from error
+        return _read_costs(path, json.loads(path.read_text(encoding="utf-8")), num_rows, max_tokens)
+    except (TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no cost table that can be used: {error}") from error
+
+
+def _read_costs(path: Path, table: Any, num_rows: int, max_tokens: int) -> tuple[float, ...]:
     sizes = np.arange(1, max_tokens + 1)
     if isinstance(table, dict) and "bias_seconds" in table:
         rows = np.interp(num_rows, _numbers(path, table, "bs_probes"), _numbers(path, table, "alpha_seconds"))
