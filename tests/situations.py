@@ -18,17 +18,19 @@ CACHE_LENGTH = 64
 _CONSTANT = 1000.0
 
 
-def small_models(seed: int, *, family: str = "llama", vocab_size: int = 61) -> Models:
+def small_models(seed: int, *, family: str = "llama", target_family: str | None = None, vocab_size: int = 61) -> Models:
     """A random pair of two target layers, drafting BLOCK - 1 tokens.
 
     llama: full attention. qwen3, gemma4: a sliding and a full layer in target and drafter, windows of 9 and 3.
-    domino, dspark, dflare, dspark_dflare, gemma4_dspark: a drafter of that family, the last for Gemma-4, the others for Llama.
+    domino, dspark, dflare, dspark_dflare, gemma4_dspark: a drafter of that family for a target_family, by default Gemma-4 for the last and
+    Llama for the others.
     """
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
     if family in FAMILIES:
-        make_target = tiny_gemma4_config if family == "gemma4_dspark" else tiny_llama_config
-        kinds = {} if make_target is tiny_llama_config else kinds
-        target = make_target(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **kinds)
+        target_family = target_family or ("gemma4" if family == "gemma4_dspark" else "llama")
+        make_target = {"llama": tiny_llama_config, "qwen3": tiny_qwen3_config, "gemma4": tiny_gemma4_config}[target_family]
+        windows = {} if target_family == "llama" else {"sliding_window": 9, **kinds}
+        target = make_target(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **windows)
         is_shifted = family in ("domino", "dspark", "gemma4_dspark")
         drafter = tiny_family_config(family, target, block_size=BLOCK - is_shifted, target_layer_ids=[0, 1])
     elif family == "gemma4":

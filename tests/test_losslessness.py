@@ -103,6 +103,16 @@ def test_blocks_cut_by_confidence_leave_the_output_equal(cut):
     assert np.asarray(shortened.num_nodes).sum() < np.asarray(whole.num_nodes).sum()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("target_family", ["llama", "qwen3", "gemma4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_equals_autoregress_on_every_target(family, target_family):
+    """Greedy and sampled rows of unequal length side by side."""
+    models = small_models(5, family=family, target_family=target_family)
+    for one in (models, flat(models)):
+        expect_equal(one, BEST, seed=8, max_new_tokens=SHORT)
+
+
 PROPOSALS = [
     {"attach": "longest_prefix", "retain": "suffix"},
     {"attach": "random", "retain": "descendants", "extent": "in_block"},
