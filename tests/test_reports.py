@@ -737,7 +737,8 @@ def drafted(models, state):
     noise = jnp.zeros((ROWS, 2 * BLOCK - 1, 61), jnp.float32)
     committed = Committed(layers=state.drafter_cache, lengths=state.lengths)
     given = (state.anchors, committed, state.retained, state.keys, state.sampling, noise)
-    return draft_blocks(target, drafter, *given, num_blocks=1, config=CONFIG).tokens[:, 0, 1:]
+    is_running = jnp.ones(given[0].shape, bool)
+    return draft_blocks(target, drafter, *given, is_running=is_running, num_blocks=1, config=CONFIG).tokens[:, 0, 1:]
 
 
 @jax.jit
