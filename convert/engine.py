@@ -25,7 +25,7 @@ from reanchor_jax.weights import Rows, num_bytes, stored_leaves
 from .families import find_options
 from .hub import find_directory
 from .plan import Move, key_of, plan, shapes, source_shape
-from .tables import Table, Transform, drafter_table, target_table
+from .tables import Table, drafter_table, target_table
 
 _BLOCK_BYTES = 1 << 26  # of a tensor read at once to check it
 
@@ -153,7 +153,7 @@ def export_huggingface(directory: Path | str, out: Path | str) -> Path:
     with fresh_directory(out) as fresh:
         for name, (module, config, table) in modules.items():
             (fresh / name).mkdir()
-            tensors = _export_tensors(module, table)
+            tensors = export_tensors(module, table)
             dtype = next(iter(tensors.values())).dtype.name
             spelling = "torch_dtype" if "torch_dtype" in config and "dtype" not in config else "dtype"
             (fresh / name / "config.json").write_text(json.dumps({**config, spelling: dtype}, indent=2) + "\n", encoding="utf-8")
@@ -300,7 +300,8 @@ def _published_config(config: dict[str, Any]) -> dict[str, Any]:
     return published
 
 
-def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
+def export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
+    """A module's weights by key and in the layout of its PyTorch checkpoint: the table read backwards."""
     tensors = {}
     for leaf, value in checkpoint.leaves(module).items():
         key, transform = key_of(leaf, table)
@@ -308,12 +309,8 @@ def _export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
             tensors[key] = np.asarray(value, np.int64) - np.arange(value.size)
             continue
         # safetensors writes the buffer as it lies in memory, so a transposed view must be copied
-        tensors[key] = np.ascontiguousarray(_transform(np.asarray(value), transform))
+        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else value)
     return tensors
-
-
-def _transform(tensor: np.ndarray, transform: Transform) -> np.ndarray:
-    return tensor.T if transform == "transpose" else tensor
 
 
 def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[Move]], dtype: np.dtype | None) -> None:

@@ -54,7 +54,7 @@ def find_options(
         **told,
         "fusion": "per_layer" if "layer_fusion_weights" in found else "concatenated",
         "head": _head(found, told),
-        "confidence": _confidence(found, told, width=config.get("hidden_size") or _width(found)),
+        "confidence": _confidence(found, told, width=found.get("norm.weight", (0,))[0]),
         "has_embedding": "embed_tokens.weight" in found,
         "has_head": "lm_head.weight" in found,
         "draft_vocab_size": found["d2t"][0] if "d2t" in found else None,
@@ -91,10 +91,6 @@ def _confidence(found: Mapping[str, tuple[int, ...]], told: Mapping[str, Any], *
         return None
     temperatures = (told["confidence"] or {}).get("temperatures", [])
     return {"reads_previous": weight[1] > width, "has_bias": "confidence_head.proj.bias" in found, "temperatures": temperatures}
-
-
-def _width(found: Mapping[str, tuple[int, ...]]) -> int:
-    return found.get("norm.weight", (0,))[0]
 
 
 def _compare(config: Mapping[str, Any], told: Mapping[str, Any], options: Mapping[str, Any], *, is_aligned: bool) -> None:

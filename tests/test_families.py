@@ -10,9 +10,8 @@ from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
 
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.convert.__main__ import main
-from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface
+from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface, export_tensors
 from reanchor_jax.convert.families import find_options
-from reanchor_jax.convert.plan import key_of, source_shape
 from reanchor_jax.convert.tables import drafter_table
 
 TARGET = tiny_llama_config()
@@ -22,9 +21,7 @@ def published(family, **overrides):
     """Config and tensor shapes of a tiny drafter, as its packager writes them."""
     config = tiny_family_config(family, TARGET, **overrides)
     drafter = random_models(TARGET, config, seed=3).drafter
-    table = drafter_table(drafter.config)
-    keys = {leaf: key_of(leaf, table) for leaf in checkpoint.leaves(drafter)}
-    shapes = {key: source_shape(checkpoint.leaves(drafter)[leaf].shape, transform) for leaf, (key, transform) in keys.items()}
+    shapes = {key: tensor.shape for key, tensor in export_tensors(drafter, drafter_table(drafter.config)).items()}
     return {name: value for name, value in config.items() if name != huggingface.OPTIONS}, shapes
 
 
@@ -97,11 +94,7 @@ def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_
     models = small_models(3, family="dspark")
     config, _ = published("dspark")
     checkpoint.save(tmp_path / "target", models._replace(drafter=None), target_config=tiny_llama_config(num_hidden_layers=2))
-    table = drafter_table(models.drafter.config)
-    tensors = {}
-    for leaf, value in checkpoint.leaves(models.drafter).items():
-        key, transform = key_of(leaf, table)
-        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else np.asarray(value))
+    tensors = export_tensors(models.drafter, drafter_table(models.drafter.config))
     (tmp_path / "drafter").mkdir()
     save_file(tensors, tmp_path / "drafter/model.safetensors")
     config |= {"num_target_layers": 2}
@@ -128,11 +121,7 @@ def test_the_command_line_states_alignment_number_of_drafts_and_calibration(tmp_
 def test_a_draft_vocabulary_that_maps_to_no_token_is_refused(tmp_path, ids):
     config = tiny_family_config("dspark_dflare", TARGET, reanchor_jax={"has_head": True, "draft_vocab_size": 3})
     drafter = random_models(TARGET, config, seed=3).drafter
-    table = drafter_table(drafter.config)
-    tensors = {}
-    for leaf, value in checkpoint.leaves(drafter).items():
-        key, transform = key_of(leaf, table)
-        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else np.asarray(value))
+    tensors = export_tensors(drafter, drafter_table(drafter.config))
     tensors["d2t"] = np.asarray(ids, np.int64) - np.arange(3)
     save_file(tensors, tmp_path / "model.safetensors")
     del config[huggingface.OPTIONS]

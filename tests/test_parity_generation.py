@@ -117,8 +117,6 @@ def make_copying(models):
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
     """The embedded pair as a Pair, and prompts."""
-    if "stories260k" not in pairs.names():
-        pytest.skip("the pair stories260k is not embedded in this installation")
     directory = pairs.path("stories260k")
     tokenizer = load_tokenizer(directory)
     return export(directory, tmp_path_factory.mktemp("embedded") / "exported"), [encode(tokenizer, story) for story in STORIES]

@@ -3,9 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
-from reanchor_jax import cli, pairs
+from reanchor_jax import cli
 from reanchor_jax.bench.methods import METHODS
 
 _ROOT = Path(__file__).parents[1]
@@ -16,7 +14,6 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", _README, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.skipif("stories260k" not in pairs.names(), reason="the embedded pair stories260k is not in this tree")
 def test_the_quick_start_runs_as_written(capsys):
     (source,) = _blocks("python")
     assert len([line for line in source.splitlines() if line.strip()]) <= 15

@@ -19,8 +19,9 @@ from tiny import random_models, tiny_drafter_config, tiny_family_config, tiny_ge
 from reanchor_jax import checkpoint, huggingface, prefill, step
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import check_pair
+from reanchor_jax.convert.engine import export_tensors
 from reanchor_jax.convert.families import find_options
-from reanchor_jax.convert.plan import key_of, plan
+from reanchor_jax.convert.plan import plan
 from reanchor_jax.convert.tables import drafter_table
 from reanchor_jax.decoding.draft import draft_blocks
 from reanchor_jax.models.drafter import BlockContext
@@ -179,12 +180,7 @@ def test_dflash_2_is_not_loaded_as_the_first_dflash(changes, tensor):
 def published_tensors(config, seed=5):
     """Random tensors of a drafter's file, by key."""
     drafter = random_models(TARGET, config, seed=seed).drafter
-    table = drafter_table(drafter.config)
-    tensors = {}
-    for leaf, value in checkpoint.leaves(drafter).items():
-        key, transform = key_of(leaf, table)
-        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else np.asarray(value))
-    return tensors
+    return export_tensors(drafter, drafter_table(drafter.config))
 
 
 def plan_of(directory, config, tensors):

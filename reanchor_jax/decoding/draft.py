@@ -83,14 +83,15 @@ def draft_blocks(
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
     match = _match(drafter, logits, block_anchors, is_block, offsets, keys, committed.lengths, config)
     sites = find_sites(baseline, match, rule=config.attach, is_second_tried=config.is_second_tried)
-    if not num_shifted:
-        return _cut(drafter, states, is_running, Draft(tokens=baseline[:, None], sites=sites, kept=_all(sites, baseline.shape[1])), config)
-    # a continuation is drawn with the noise of the positions where it is attached, not of those where it was drafted
-    shifted = choose(slice(1, None), jnp.maximum(sites[:, 1:], 0), first_block=1)
-    shifted = jnp.concatenate([block_anchors[:, 1:, None], shifted], axis=2)
-    shifted = jnp.where(is_block[:, 1:, None], shifted, 0)
-    tokens = jnp.concatenate([baseline[:, None], shifted], axis=1)
-    return _cut(drafter, states, is_running, Draft(tokens=tokens, sites=sites, kept=_all(sites, baseline.shape[1])), config)
+    tokens = baseline[:, None]
+    if num_shifted:
+        # a continuation is drawn with the noise of the positions where it is attached, not of those where it was drafted
+        shifted = choose(slice(1, None), jnp.maximum(sites[:, 1:], 0), first_block=1)
+        shifted = jnp.concatenate([block_anchors[:, 1:, None], shifted], axis=2)
+        shifted = jnp.where(is_block[:, 1:, None], shifted, 0)
+        tokens = jnp.concatenate([tokens, shifted], axis=1)
+    draft = Draft(tokens=tokens, sites=sites, kept=jnp.where(sites >= 0, tokens.shape[2], 0))
+    return _cut(drafter, states, is_running, draft, config)
 
 
 def _match(
@@ -117,10 +118,6 @@ def _match(
     if config.attach == "random":
         scores = random_scores(keys, lengths, num_blocks=num_blocks, block_size=num_drafts + 1)
     return Match(anchors=anchors, is_block=is_block, offsets=offsets, continuations=continuations, seconds=seconds, scores=scores)
-
-
-def _all(sites: Int[Array, "B M"], block_size: int) -> Int[Array, "B M"]:
-    return jnp.where(sites >= 0, block_size, 0)
 
 
 def _cut(drafter: Drafter, states: Float[Array, "B M K1 D"], is_running: Bool[Array, " B"], draft: Draft, config: DecodeConfig) -> Draft:

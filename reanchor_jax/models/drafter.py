@@ -18,7 +18,7 @@ from reanchor_jax.cache import Committed
 from reanchor_jax.config import STYLES, DrafterConfig
 from reanchor_jax.kernels.tree_attention import CachePart, DensePart
 from reanchor_jax.models.heads import ConfidenceHead, GRUHead, MarkovHead
-from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear, softcap
+from reanchor_jax.models.layers import DecoderLayer, RMSNorm, embed, linear, softcap
 from reanchor_jax.models.target import Target
 
 
@@ -108,8 +108,7 @@ class Drafter(nnx.Module):
         if self.embedding is None:
             return target.embed(tokens, scale=self.config.embedding_scale)
         scale = target.config.embedding_scale if self.config.embedding_scale is None else self.config.embedding_scale
-        embedded = self.embedding(tokens)
-        return embedded if scale == 1.0 else embedded * jnp.asarray(scale, embedded.dtype)
+        return embed(self.embedding, tokens, scale)
 
     def predicting(self, states: Float[Array, "*batch K D"]) -> Float[Array, "*batch K1 D"]:
         """States of the slots that predict the drafted tokens, in their order."""

@@ -165,6 +165,12 @@ def normalize(x: Float[Array, "*batch D"], *, epsilon: float) -> Float[Array, "*
     return wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + epsilon)
 
 
+def embed(embedding: nnx.Embed, tokens: Int[Array, "*batch"], scale: float) -> Float[Array, "*batch D"]:
+    """Embedded tokens times a scale, which is rounded to the dtype of the weights."""
+    embedded = embedding(tokens)
+    return embedded if scale == 1.0 else embedded * jnp.asarray(scale, embedded.dtype)
+
+
 def softcap(logits: Float[Array, "*batch V"], cap: float | None) -> Float[Array, "*batch V"]:
     """Squash logits into (-cap, cap) by tanh; None leaves them."""
     if cap is None:

@@ -15,7 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import STYLES, TargetConfig
 from reanchor_jax.kernels.tree_attention import CachePart
-from reanchor_jax.models.layers import DecoderLayer, RMSNorm, linear, softcap
+from reanchor_jax.models.layers import DecoderLayer, RMSNorm, embed, linear, softcap
 
 
 class TargetOutput(NamedTuple):
@@ -90,10 +90,8 @@ class Target(nnx.Module):
         )
 
     def embed(self, tokens: Int[Array, "*batch"], *, scale: float | None = None) -> Float[Array, "*batch D"]:
-        """Embedded tokens times a scale, by default the target's own; the scale is rounded to the dtype of the weights."""
-        embedded = self.embedding(tokens)
-        scale = self.config.embedding_scale if scale is None else scale
-        return embedded if scale == 1.0 else embedded * jnp.asarray(scale, embedded.dtype)
+        """Embedded tokens times a scale, by default the target's own."""
+        return embed(self.embedding, tokens, self.config.embedding_scale if scale is None else scale)
 
     def logits(self, states: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
         """Unnormalised log-probabilities of the next token, in the dtype of the weights."""
