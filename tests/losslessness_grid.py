@@ -37,6 +37,7 @@ def main():
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--retain", default=",".join(RETAIN_POLICIES), help="retention policies, comma-separated")
     parser.add_argument("--huggingface", type=Path, help="directory of the target in transformers' layout: compare greedy rows with it too")
     arguments = parser.parse_args()
     settings = {name: str(value) for name, value in vars(arguments).items() if name not in ("out", "huggingface")}
@@ -59,7 +60,7 @@ def main():
 def run_grid(arguments, report):
     """Fill in the cells that are missing, writing the file after each."""
     models, tokens = load_pair(arguments.pair, dtype="float32"), read_prompts(arguments)
-    methods = [("autoregressive", "argmax"), *itertools.product(RETAIN_POLICIES, DRAFT_CHOICES)]
+    methods = [("autoregressive", "argmax"), *itertools.product(arguments.retain.split(","), DRAFT_CHOICES)]
     grid = list(itertools.product(methods, BATCHES, TEMPERATURES, TOP_PS))
     plain = {}
     last = None
