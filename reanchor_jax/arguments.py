@@ -48,7 +48,8 @@ def make_parser(
     prompt = generate.add_mutually_exclusive_group(required=True)
     prompt.add_argument("--prompt", metavar="TEXT", help="one prompt; its text is shown round by round")
     prompt.add_argument("--prompts", metavar="FILE", help="JSONL file of objects with `prompt` or `ids`, and optionally `id`")
-    generate.add_argument("--method", choices=METHODS, help="default: reanchor, or autoregressive where there is no drafter")
+    known = f"of {', '.join(METHODS)}; fields of DecodeConfig may follow: reanchor:attach=random:num_nodes=64"
+    generate.add_argument("--method", metavar="NAME", help=f"one {known} (default: reanchor, or autoregressive where there is no drafter)")
     _add_request(generate)
     generate.add_argument("--json", metavar="FILE|-", help="write results as JSON to a file, or to standard output (-)")
 
@@ -56,7 +57,7 @@ def make_parser(
     _add_models(bench)
     bench.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`")
     bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts")
-    bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=f"of {', '.join(METHODS)}")
+    bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=known)
     _add_request(bench)
     bench.add_argument("--out", metavar="DIR", required=True, help="folder for results.json and tables.md")
 
@@ -111,7 +112,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retain", choices=RETAIN_POLICIES[1:], help="states the method reanchor reuses (default: baseline, the paper's)")
     parser.add_argument(
-        "--num-nodes", metavar="N", type=_positive, help="trie nodes of reanchor methods (default: block size squared, at most 256)"
+        "--num-nodes",
+        metavar="N",
+        type=_positive,
+        help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the block size squared, at most 256)",
     )
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
     parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")

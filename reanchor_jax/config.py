@@ -18,10 +18,12 @@ HeadKind = Literal["gru", "markov", "gated_markov", "rnn_markov"]
 RetainPolicy = Literal["none", "baseline", "suffix", "deepest", "both", "descendants"]
 AttachRule = Literal["earliest", "longest_prefix", "random", "original_offset", "original_offset_match"]
 Extent = Literal["both", "in_block", "extension"]
+Expand = Literal["none", "marginal", "merge"]
 DraftChoice = Literal["argmax", "independent", "coupled"]
 
 ATTACH_RULES: tuple[AttachRule, ...] = get_args(AttachRule)
 EXTENTS: tuple[Extent, ...] = get_args(Extent)
+EXPANSIONS: tuple[Expand, ...] = get_args(Expand)
 RETAIN_POLICIES: tuple[RetainPolicy, ...] = get_args(RetainPolicy)
 DRAFT_CHOICES: tuple[DraftChoice, ...] = get_args(DraftChoice)
 CACHE_CHUNK = 64  # slots a plain-XLA attention step reads at once; cache buffers are a multiple of it
@@ -268,12 +270,18 @@ class DecodeConfig:
         agrees longest, at a random one, or at its own offset, whether or not the tokens match there.
     is_second_tried: a block whose anchor the baseline does not hold joins where it is the baseline's second choice.
     extent: what of shifted blocks is kept: `in_block` drops nodes beyond the baseline's end, `extension` all others.
+    expand: which candidates are verified: `none` takes each block's own tokens; `marginal` the likeliest prefixes under the baseline's
+        distributions (DDTree), `merge` those of the baseline and of all shifted blocks in one order.
+    reliability: what a prefix that goes over to a shifted block is worth beside one that goes on in the baseline, from 0 (never) to 1.
+    num_ranks: tokens of each slot that `expand` looks at; 0 means 16, or the vocabulary if that is smaller.
     max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
-    num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, else its square, at most 256.
+    num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, 64 with `expand`, else the square of the block
+        size, at most 256.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
     min_confidence: blocks are cut before the first token that a drafter with a confidence head trusts less; 0 cuts nothing.
     steps_per_second: target passes per second with 1, 2, ... tokens (`schedule.read_cost_table`): blocks are cut where verifying more
         costs more than it is expected to bring; empty cuts nothing.
+    has_trace: the StepInfo of every round holds what was proposed and what the target said to each node (`statistics.Trace`).
     cache_length: most tokens (prompt + generated) a row can hold.
     prefill_chunk: prompt tokens a prefill pass takes; a multiple of 64.
     block_buckets, node_buckets: numbers of blocks and nodes at which a round is compiled besides the full ones (1 + max_offsets blocks,
@@ -285,25 +293,35 @@ class DecodeConfig:
     attach: AttachRule = "earliest"
     is_second_tried: bool = False
     extent: Extent = "both"
+    expand: Expand = "none"
+    reliability: float = 0.5
+    num_ranks: int = 0
     max_offsets: int = 0
     num_nodes: int = 0
     draft_choice: DraftChoice = "argmax"
     min_confidence: float = 0.0
     steps_per_second: tuple[float, ...] = ()
+    has_trace: bool = False
     cache_length: int = 1024
     prefill_chunk: int = 64
     block_buckets: tuple[int, ...] = (1, 4, 16)
     node_buckets: tuple[int, ...] = (16, 64)
 
     def __post_init__(self):
-        choices = {"retain": RETAIN_POLICIES, "attach": ATTACH_RULES, "extent": EXTENTS, "draft_choice": DRAFT_CHOICES}
+        choices = {
+            "retain": RETAIN_POLICIES,
+            "attach": ATTACH_RULES,
+            "extent": EXTENTS,
+            "expand": EXPANSIONS,
+            "draft_choice": DRAFT_CHOICES,
+        }
         for name, known in choices.items():
             if getattr(self, name) not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {getattr(self, name)!r}.")
-        for name in ("is_speculative", "is_second_tried"):
+        for name in ("is_speculative", "is_second_tried", "has_trace"):
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}.")
-        for name in ("max_offsets", "num_nodes", "cache_length", "prefill_chunk"):
+        for name in ("num_ranks", "max_offsets", "num_nodes", "cache_length", "prefill_chunk"):
             if not is_integer(getattr(self, name)):
                 raise ValueError(f"{name} must be an integer; got {getattr(self, name)!r}.")
         if self.is_second_tried and self.attach.startswith("original_offset"):
@@ -314,6 +332,7 @@ class DecodeConfig:
             raise ValueError(
                 f"max_offsets ({self.max_offsets}) needs retained states; set retain to one of {', '.join(RETAIN_POLICIES[1:])}."
             )
+        self._check_expand()
         if self.num_nodes < 0:
             raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
@@ -331,6 +350,8 @@ class DecodeConfig:
             raise ValueError("min_confidence and steps_per_second both cut blocks; set one of them.")
         if not self.is_speculative and (self.min_confidence or self.steps_per_second):
             raise ValueError("a config with is_speculative=False drafts nothing to cut; leave out min_confidence and steps_per_second.")
+        if not self.is_speculative and self.has_trace:
+            raise ValueError("a config with is_speculative=False proposes nothing to trace; leave out has_trace.")
         if self.cache_length < 1:
             raise ValueError(f"cache_length must be at least 1; got {self.cache_length}.")
         if self.prefill_chunk < 1 or self.prefill_chunk % CACHE_CHUNK:
@@ -340,6 +361,27 @@ class DecodeConfig:
             is_typed = isinstance(buckets, tuple) and all(map(is_integer, buckets))
             if not is_typed or (buckets and buckets[0] < 1) or list(buckets) != sorted(set(buckets)):
                 raise ValueError(f"{name} must be a tuple of strictly rising positive integers; got {buckets!r}.")
+
+    def _check_expand(self) -> None:
+        if self.num_ranks < 0:
+            raise ValueError(f"num_ranks must be 0 or more; got {self.num_ranks}.")
+        if not (is_number(self.reliability) and 0 <= self.reliability <= 1):
+            raise ValueError(f"reliability must lie in [0, 1]; got {self.reliability!r}.")
+        if self.expand == "none":
+            return
+        if not self.is_speculative:
+            raise ValueError(f"expand={self.expand!r} needs drafts; leave it out of a config with is_speculative=False.")
+        if self.expand == "marginal" and self.retain != "none":
+            raise ValueError(f"expand='marginal' drafts no shifted blocks, so retain={self.retain!r} has no use; take expand='merge'.")
+        if self.expand == "merge" and self.retain == "none":
+            raise ValueError(f"expand='merge' needs retained states; set retain to one of {', '.join(RETAIN_POLICIES[1:])}.")
+        if self.attach != "earliest" or self.is_second_tried or self.extent != "both":
+            raise ValueError(
+                f"expand={self.expand!r} attaches blocks at every prefix that holds their anchor token; leave out attach, is_second_tried "
+                "and extent."
+            )
+        if self.is_cut:
+            raise ValueError(f"expand={self.expand!r} takes a number of nodes; leave out min_confidence and steps_per_second.")
 
     @property
     def is_cut(self) -> bool:
@@ -361,17 +403,33 @@ class DecodeConfig:
         """The paper's ReAnchor: states of the rejected baseline are retained, and every one of them drafts a shifted block."""
         return cls(**{"retain": "baseline", **overrides})
 
+    @classmethod
+    def ddtree(cls, num_nodes: int = 64, **overrides) -> "DecodeConfig":
+        """DDTree: the likeliest num_nodes prefixes under the baseline block's distributions, anchor included."""
+        return cls(**{"expand": "marginal", "num_nodes": num_nodes, **overrides})
+
+    @classmethod
+    def reanchor_tree(cls, num_nodes: int = 64, **overrides) -> "DecodeConfig":
+        """The likeliest num_nodes prefixes of the baseline block and of blocks shifted from all retained states, in one order."""
+        return cls(**{"expand": "merge", "retain": "both", "num_nodes": num_nodes, **overrides})
+
     def resolve(self, block_size: int) -> "DecodeConfig":
         """Fill what depends on the drafter's block size B; a resolved config resolves to itself.
 
         A policy retains at most B-1 nodes (`baseline`, `suffix`), 2B-2 (`deepest`, `descendants`) or 3B-3 (`both`).
-        Raises ValueError if num_nodes cannot hold the baseline block.
+        Raises ValueError if num_nodes cannot hold the baseline block, and for more max_offsets than that (of `descendants`: than nodes).
         """
         chains = {"none": 0, "baseline": 1, "suffix": 1, "deepest": 2, "both": 3, "descendants": 2}[self.retain]
         offsets = self.max_offsets or chains * (block_size - 1)
-        nodes = self.num_nodes or (max(min(block_size**2, 256), block_size) if offsets else block_size)
+        default = 64 if self.expand != "none" else min(block_size**2, 256) if offsets else block_size
+        nodes = self.num_nodes or max(default, block_size)
         if nodes < block_size:
             raise ValueError(f"num_nodes ({nodes}) must hold the baseline block of {block_size} tokens; raise it to at least {block_size}.")
+        most = nodes - 1 if self.retain == "descendants" else chains * (block_size - 1)
+        if offsets > most:
+            raise ValueError(
+                f"max_offsets ({offsets}) exceeds the {most} nodes that retain={self.retain!r} can keep here; lower it, or leave it out."
+            )
         return replace(
             self,
             max_offsets=offsets,

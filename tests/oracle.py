@@ -112,7 +112,7 @@ def stack(rows: list[list[Node]], num_nodes: int) -> Trie:
             for other in range(index):
                 ancestors[row, index, other] = is_ancestor(nodes, other, index)
     dropped = np.asarray([max(len(nodes) - num_nodes, 0) for nodes in rows], np.int32)
-    fields = (tokens, parents, depths, paths, is_node, ancestors, dropped)
+    fields = (tokens, parents, depths, paths, is_node & (paths == 0), is_node, ancestors, dropped)
     return Trie(*(jnp.asarray(field) for field in fields))
 
 

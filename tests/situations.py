@@ -51,7 +51,14 @@ def small_config(retain: str, draft_choice: str) -> DecodeConfig:
     """A speculative config without further buckets; `both` has less room than it could use, so it drops nodes and offsets."""
     if retain == "none":
         return DecodeConfig.dflash(draft_choice=draft_choice, cache_length=CACHE_LENGTH)
-    offsets, nodes = {"baseline": (BLOCK - 1, 3 * BLOCK), "deepest": (2 * BLOCK - 2, 5 * BLOCK), "both": (BLOCK, 2 * BLOCK - 2)}[retain]
+    chain = BLOCK - 1
+    offsets, nodes = {
+        "baseline": (chain, 3 * BLOCK),
+        "suffix": (chain, 3 * BLOCK),
+        "deepest": (2 * chain, 5 * BLOCK),
+        "both": (BLOCK, 2 * BLOCK - 2),
+        "descendants": (BLOCK, 4 * BLOCK),
+    }[retain]
     return DecodeConfig.reanchor(
         retain=retain,
         draft_choice=draft_choice,

@@ -225,19 +225,37 @@ def test_runs_already_done_are_not_repeated(models, sampled):
     assert [run.outcomes for run in again] == [run.outcomes for run in runs]
 
 
-def test_names_of_methods_are_the_policies(models):
-    assert METHODS[:3] == (BASELINE, "dflash", "reanchor")
+def test_names_of_methods_are_presets_and_policies(models):
     request = Request(max_new_tokens=2)
-    for name in METHODS[2:]:
-        config = method_config(name, models, _PROMPTS, request=request)
-        assert config.retain == (name.removeprefix("reanchor-") if name != "reanchor" else "baseline")
-    assert {method_config(name, models, _PROMPTS, request=request).retain for name in METHODS} == set(RETAIN_POLICIES)
+    configs = {name: method_config(name, models, _PROMPTS, request=request) for name in METHODS}
+    assert list(configs)[:3] == [BASELINE, "dflash", "reanchor"]
+    assert configs["reanchor"].retain == "baseline"
+    assert (configs["ddtree"].expand, configs["reanchor-tree"].expand) == ("marginal", "merge")
+    policies = {name.removeprefix("reanchor-"): config.retain for name, config in configs.items() if name.startswith("reanchor-")}
+    assert policies.pop("tree") == "both"
+    assert all(name == retain for name, retain in policies.items())
+    assert {config.retain for config in configs.values()} == set(RETAIN_POLICIES)
+
+
+def test_a_methods_name_may_set_fields_of_its_config(models):
+    request = Request(max_new_tokens=2, num_nodes=30, draft_choice="coupled")
+    name = "reanchor:attach=random:is_second_tried=true:max_offsets=3"
+    config = method_config(name, models, _PROMPTS, request=request)
+    assert (config.attach, config.is_second_tried, config.max_offsets, config.num_nodes) == ("random", True, 3, 30)
+    tree = method_config("reanchor-tree:num_nodes=20:reliability=0.25:draft_choice=argmax", models, _PROMPTS, request=request)
+    assert (tree.num_nodes, tree.reliability, tree.draft_choice) == (20, 0.25, "argmax")
+    assert method_config("dflash", models, _PROMPTS, request=request).num_nodes == 0
 
 
 @pytest.mark.parametrize(
     ("name", "asked", "rule"),
     [
         ("eagle", {}, "unknown method 'eagle'; methods are autoregressive, dflash, reanchor"),
+        ("reanchor:speed=9", {}, "sets 'speed'; options are retain, attach"),
+        ("reanchor:num_nodes=many", {}, "num_nodes must be a whole number; got 'many'"),
+        ("reanchor:is_second_tried=1", {}, "is_second_tried must be true or false; got '1'"),
+        ("reanchor:attach=nearest", {}, "attach must be one of earliest"),
+        ("autoregressive:num_nodes=9", {}, "plain decoding has no options; leave out num_nodes"),
         ("reanchor", {"num_nodes": 5}, r"num_nodes \(5\) must hold the baseline block of 7"),
         ("dflash", {"max_new_tokens": 502}, r"prompt 1 \(11 tokens\) \+ max_new_tokens \(502\) exceed the 512 positions"),
         ("dflash", {"cache_length": 64, "max_new_tokens": 54}, r"exceed cache_length \(64\)"),

@@ -167,7 +167,7 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
         (("generate", "--pair", "PAIR", "--drafter", "PAIR", "--prompt", "a"), "--drafter goes with --target"),
         (("generate", "--pair", "nowhere", "--prompt", "a"), "'nowhere' is neither a directory nor an embedded pair"),
         (("generate", "--target", "nowhere", "--prompt", "a"), "nowhere is not a directory"),
-        (("generate", "--pair", "PAIR", "--prompt", "a", "--method", "eagle"), "invalid choice: 'eagle'"),
+        (("generate", "--pair", "PAIR", "--prompt", "a", "--method", "eagle"), "unknown method 'eagle'"),
         (("generate", "--target", "PAIR", "--prompt", "a", "--method", "dflash"), "method dflash needs a drafter"),
         (("generate", "--pair", "PAIR", "--prompt", ""), "the prompt is empty"),
         (("generate", "--pair", "PAIR", "--prompt", "a\udcff"), "not valid UTF-8"),

@@ -44,6 +44,24 @@ def test_a_small_block_gives_a_small_trie():
     assert DecodeConfig.reanchor().resolve(5).num_nodes == 25
     assert DecodeConfig.reanchor().resolve(5).max_offsets == 4
     assert DecodeConfig.dflash().resolve(7).num_nodes == 7
+    assert DecodeConfig.ddtree().resolve(16).num_nodes == 64
+    assert DecodeConfig.reanchor_tree(20).resolve(16) == DecodeConfig(
+        expand="merge", retain="both", num_nodes=20, max_offsets=45, block_buckets=(1, 4, 16, 46), node_buckets=(16, 20)
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (DecodeConfig.reanchor(max_offsets=16), "max_offsets (16) exceeds the 15 nodes that retain='baseline' can keep here"),
+        (DecodeConfig.reanchor(retain="both", max_offsets=46), "max_offsets (46) exceeds the 45 nodes"),
+        (DecodeConfig.reanchor(retain="descendants", max_offsets=20, num_nodes=20), "max_offsets (20) exceeds the 19 nodes"),
+        (DecodeConfig.ddtree(15), "num_nodes (15) must hold the baseline block of 16 tokens; raise it to at least 16"),
+    ],
+)
+def test_more_than_a_block_or_a_trie_can_give_is_refused(config, text):
+    with pytest.raises(ValueError, match=re.escape(text)):
+        config.resolve(16)
 
 
 def test_configs_cannot_be_changed_or_given_by_position():
@@ -355,6 +373,19 @@ def test_null_counts_as_absent():
         ({"is_second_tried": "no"}, "is_second_tried must be True or False; got 'no'"),
         ({"retain": ["both"]}, "retain must be one of none, baseline"),
         ({"extent": None}, "extent must be one of both, in_block, extension; got None"),
+        ({"expand": "best"}, "expand must be one of none, marginal, merge; got 'best'"),
+        ({"has_trace": 1}, "has_trace must be True or False; got 1"),
+        ({"is_speculative": False, "has_trace": True}, "proposes nothing to trace; leave out has_trace"),
+        ({"is_speculative": False, "expand": "marginal"}, "expand='marginal' needs drafts"),
+        ({"expand": "marginal", "retain": "both"}, "expand='marginal' drafts no shifted blocks, so retain='both' has no use"),
+        ({"expand": "merge"}, "expand='merge' needs retained states; set retain to one of baseline, suffix"),
+        ({"expand": "merge", "retain": "both", "attach": "random"}, "expand='merge' attaches blocks at every prefix"),
+        ({"expand": "marginal", "extent": "in_block"}, "leave out attach, is_second_tried and extent"),
+        ({"expand": "merge", "retain": "both", "min_confidence": 0.5}, "expand='merge' takes a number of nodes; leave out min_confidence"),
+        ({"reliability": 1.5}, "reliability must lie in [0, 1]; got 1.5"),
+        ({"reliability": NAN}, "reliability must lie in [0, 1]; got nan"),
+        ({"num_ranks": -1}, "num_ranks must be 0 or more; got -1"),
+        ({"num_ranks": 2.0}, "num_ranks must be an integer; got 2.0"),
         ({"min_confidence": "0.5"}, "min_confidence must lie in [0, 1); got '0.5'"),
         ({"min_confidence": NAN}, "min_confidence must lie in [0, 1); got nan"),
         ({"min_confidence": False}, "min_confidence must lie in [0, 1); got False"),

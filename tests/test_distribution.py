@@ -13,15 +13,20 @@ from reanchor_jax import DecodeConfig, generate, make_sampling
 from reanchor_jax.config import DRAFT_CHOICES
 from reanchor_jax.decoding.sampling import filter_logits
 
-VOCAB, LONG, ROWS = 4, 4, 2000
+VOCAB, LONG = 4, 4
 PROMPT = [2, 0, 3, 1, 1]
 FALSE_ALARM = 1e-6  # odds that one of these tests fails though all is well; keys are fixed, so a pass stays a pass
 
-QUICK = {("none", "independent"), ("both", "coupled")}
+PROPOSALS = {
+    "chain": {},
+    "reanchor": {"retain": "both", "num_nodes": 7},
+    "marginal": {"expand": "marginal", "num_nodes": 6},
+    "merge": {"expand": "merge", "retain": "both", "num_nodes": 9},
+}
+QUICK = [("chain", "independent", 2000), ("reanchor", "coupled", 2000)]
 CASES = [
-    pytest.param(retain, choice, marks=() if (retain, choice) in QUICK else pytest.mark.slow)
-    for retain in ("none", "both")
-    for choice in DRAFT_CHOICES
+    *QUICK,
+    *(pytest.param(name, choice, 20000, marks=pytest.mark.slow) for name in PROPOSALS for choice in DRAFT_CHOICES),
 ]
 
 
@@ -50,18 +55,16 @@ def exact_probabilities(models, sampling):
     return np.exp(chosen.sum(axis=1))
 
 
-@pytest.mark.parametrize(("retain", "draft_choice"), CASES)
-def test_sampled_texts_follow_the_targets_distribution(models, retain, draft_choice):
-    sampling = make_sampling(ROWS, temperature=0.8, top_k=3)
+@pytest.mark.parametrize(("proposal", "draft_choice", "num_rows"), CASES)
+def test_sampled_texts_follow_the_targets_distribution(models, proposal, draft_choice, num_rows):
+    sampling = make_sampling(num_rows, temperature=0.8, top_k=3)
     expected = exact_probabilities(models, sampling)
     assert expected.sum() == pytest.approx(1, abs=1e-4)
-    config = DecodeConfig(
-        retain=retain, draft_choice=draft_choice, cache_length=64, num_nodes=0 if retain == "none" else 7, block_buckets=()
-    )
+    config = DecodeConfig(draft_choice=draft_choice, cache_length=64, block_buckets=(), **PROPOSALS[proposal])
     result = generate(
         models,
-        np.tile(np.asarray(PROMPT, np.int32), (ROWS, 1)),
-        np.full(ROWS, len(PROMPT), np.int32),
+        np.tile(np.asarray(PROMPT, np.int32), (num_rows, 1)),
+        np.full(num_rows, len(PROMPT), np.int32),
         jax.random.key(11),
         config=config,
         sampling=sampling,
@@ -72,9 +75,9 @@ def test_sampled_texts_follow_the_targets_distribution(models, retain, draft_cho
     counts = np.bincount(cells, minlength=VOCAB**LONG)
     assert counts[expected == 0].sum() == 0  # what the filter removes never comes
     # cells expected fewer than 5 times are counted as one
-    is_rare = ROWS * expected < 5
+    is_rare = num_rows * expected < 5
     observed = np.append(counts[~is_rare], counts[is_rare].sum())
-    wanted = ROWS * np.append(expected[~is_rare], expected[is_rare].sum())
+    wanted = num_rows * np.append(expected[~is_rare], expected[is_rare].sum())
     statistic = ((observed - wanted) ** 2 / wanted).sum()
     assert chi2.sf(statistic, df=observed.size - 1) > FALSE_ALARM / len(CASES)
     assert observed.size > 30

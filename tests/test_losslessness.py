@@ -120,6 +120,22 @@ PROPOSALS = [
     {"attach": "original_offset_match", "draft_choice": "independent"},
     {"is_second_tried": True, "draft_choice": "coupled"},
 ]
+TREES = [
+    {"expand": "merge", "draft_choice": "coupled"},
+    {"expand": "marginal", "retain": "none", "max_offsets": 0, "draft_choice": "independent"},
+    {"expand": "merge", "draft_choice": "independent", "num_nodes": BLOCK},
+    {"expand": "merge", "retain": "descendants", "reliability": 1.0},
+    {"expand": "marginal", "retain": "none", "max_offsets": 0, "draft_choice": "coupled", "num_ranks": 2},
+]
+
+
+@pytest.mark.parametrize("tree", [pytest.param(one, marks=[pytest.mark.slow] * (index > 1)) for index, one in enumerate(TREES)])
+def test_grown_trees_leave_the_output_equal(tree):
+    config = dataclasses.replace(small_config("both", "argmax"), **{"num_nodes": 20, **tree})
+    for name in ("flat", "often_right"):
+        info = expect_equal(situation(name), config, seed=9, max_new_tokens=SHORT).info
+        assert (np.asarray(info.num_accepted) > 0).any()
+        assert np.asarray(info.num_attached).any() == (config.retain != "none")
 
 
 @pytest.mark.parametrize("proposal", [pytest.param(one, marks=[pytest.mark.slow] * (index > 1)) for index, one in enumerate(PROPOSALS)])

@@ -35,12 +35,14 @@ def reach_of(chances, sites):
 
 def test_the_number_of_tokens_is_the_best_of_all_numbers():
     rng = np.random.default_rng(3)
-    for case in range(40):
+    # falling profiles with steps, as buckets make them; each is a program of its own
+    profiles = [np.repeat(np.sort(rng.uniform(1, 9, size=5))[::-1], 6)[:size] for size in (30, 9, 30, 9)]
+    count = jax.jit(worth_their_cost, static_argnums=3)
+    for case in range(60):
         chances = rng.uniform(size=(ROWS, BLOCKS, DRAFTS)).astype(np.float32) ** 0.3
         sites = rng.integers(-1, DRAFTS + 1, size=(ROWS, BLOCKS))
         sites[:, 0] = 0
-        # a falling profile with steps, as buckets make them
-        speeds = np.repeat(np.sort(rng.uniform(1, 9, size=5))[::-1], 6)[: 30 if case % 2 else 9]
+        speeds = profiles[case % len(profiles)]
         reach = reach_of(chances, sites)
         order = sorted(reach, key=lambda place: -reach[place])
         rates = [
@@ -48,9 +50,7 @@ def test_the_number_of_tokens_is_the_best_of_all_numbers():
             for number in range(len(order) + 1)
         ]
         taken = [place for place in order[: int(np.argmax(rates))] if reach[place] > 0]
-        kept = np.asarray(
-            jax.jit(worth_their_cost, static_argnums=3)(chances, sites.astype(np.int32), np.ones(ROWS, bool), tuple(speeds.tolist()))
-        )
+        kept = np.asarray(count(chances, sites.astype(np.int32), np.ones(ROWS, bool), tuple(speeds.tolist())))
         for row in range(ROWS):
             for block in range(BLOCKS):
                 number = sum(place[:2] == (row, block) for place in taken)

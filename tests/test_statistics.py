@@ -3,13 +3,25 @@
 import numpy as np
 import pytest
 
-from reanchor_jax.statistics import StepInfo, acceptance_lengths, summarize, tau_per_prompt
+from reanchor_jax.statistics import (
+    ROUND_FIELDS,
+    Rate,
+    StepInfo,
+    Trace,
+    acceptance_lengths,
+    accepted_within,
+    agreement_after_rejection,
+    alignment,
+    earliest_win_rate,
+    summarize,
+    tau_per_prompt,
+)
 
 
 def stacked(num_emitted, **overrides):
     """Rounds by rows; every round of a running row accepts all but the bonus unless told otherwise."""
     emitted = np.asarray(num_emitted)
-    fields = {name: np.zeros_like(emitted) for name in StepInfo._fields if name != "emitted"}
+    fields = {name: np.zeros_like(emitted) for name in ROUND_FIELDS}
     fields |= {"num_emitted": emitted, "num_accepted": np.maximum(emitted - 1, 0), "is_shifted": np.zeros(emitted.shape, bool)}
     return StepInfo(emitted=None, **{**fields, **{name: np.asarray(value) for name, value in overrides.items()}})
 
@@ -66,3 +78,66 @@ def test_a_method_without_rounds_has_zeros_and_no_warning():
     assert summary.tau == summary.tau_pooled == summary.target_passes == 0
     assert summary.histogram == [0, 0, 0, 0]
     assert summary.tau_standard_error == 0
+
+
+def traced():
+    """Two rounds of one row, worked out by hand. Block size 4; the baseline of the first is rejected at its second draft."""
+    blocks = np.asarray([[[9, 1, 2, 3], [2, 5, 6, 7], [8, 1, 1, 1]], [[4, 5, 6, 7], [6, 7, 7, 1], [0, 0, 0, 0]]], np.int32)[:, None]
+    # first round: 9 1 2 3, and below 2 the shifted block's 5 6 7; the target says 1, then 4
+    nodes = np.asarray([[9, 1, 2, 3, 5, 6, 7], [4, 5, 6, 7, 7, 1, 0]], np.int32)[:, None]
+    parents = np.asarray([[0, 0, 1, 2, 2, 4, 5], [0, 0, 1, 2, 3, 4, 0]], np.int32)[:, None]
+    targets = np.asarray([[1, 4, 3, 0, 6, 6, 0], [5, 6, 7, 7, 2, 0, 0]], np.int32)[:, None]
+    depths = np.asarray([[0, 1, 2, 3, 3, 4, 5], [0, 1, 2, 3, 4, 5, 0]], np.int32)[:, None]
+    trace = Trace(
+        block_tokens=blocks,
+        offsets=np.asarray([[0, 2, 1], [0, 1, 0]], np.int32)[:, None],
+        is_block=np.asarray([[True, True, True], [True, True, False]])[:, None],
+        node_tokens=nodes,
+        parents=parents,
+        depths=depths,
+        blocks=np.asarray([[0, 0, 0, 0, 1, 1, 1], [0, 0, 0, 0, 1, 1, 0]], np.int32)[:, None],
+        is_node=np.asarray([[True] * 7, [True] * 6 + [False]])[:, None],
+        target_tokens=targets,
+    )
+    return stacked([[2], [5]])._replace(trace=trace), np.asarray([[9, 1, 4, 5, 6, 7, 7, 2]])
+
+
+def test_agreement_counts_drafts_behind_the_first_rejected_one():
+    info, _ = traced()
+    # first round: 2 is rejected for 4; behind it the draft 3 is what the target says behind 2. The second round accepts its whole block.
+    assert agreement_after_rejection([info]) == {0: Rate(hits=1, total=1), 1: Rate(hits=1, total=1)}
+
+
+def test_alignment_tells_blocks_that_match_elsewhere_or_more_than_once():
+    info, _ = traced()
+    # anchor 2 stands at index 2, its own offset; 8 nowhere; anchor 6 of the second round at 2, its offset is 1
+    assert alignment([info]) == (Rate(hits=2, total=3), Rate(hits=1, total=2), Rate(hits=0, total=2))
+    twice = info.trace.block_tokens.copy()
+    twice[0, 0, 0, 3] = 2
+    assert alignment([info._replace(trace=info.trace._replace(block_tokens=twice))]).multiple == Rate(hits=1, total=2)
+
+
+def test_the_earliest_site_wins_where_no_other_path_accepts_more():
+    info, tokens = traced()
+    # first round: 9 1 2 5 .. accepts one draft, as the baseline does: tested, won. Second: 4 5 6 7 7 accepts 4, the baseline 3: won
+    assert earliest_win_rate([info], [tokens]) == Rate(hits=2, total=2)
+    # with a 6 at index 1 too, the earlier site accepts nothing and the later one as much as before
+    later = info.trace.block_tokens.copy()
+    later[1, 0, 0, 1] = 6
+    changed = info._replace(trace=info.trace._replace(block_tokens=later))
+    text = np.asarray([[9, 1, 4, 6, 6, 7, 7, 2]])
+    assert earliest_win_rate([changed], [text]) == Rate(hits=1, total=2)
+
+
+def test_sub_shapes_of_a_verified_trie_are_scored_without_the_models():
+    info, _ = traced()
+    everything = accepted_within(info.trace, np.ones(7, bool))
+    assert everything.tolist() == [[1], [4]]
+    assert accepted_within(info.trace, np.arange(7) < 4).tolist() == [[1], [3]]
+    assert accepted_within(info.trace, np.arange(7) != 1).tolist() == [[0], [0]]
+    assert accepted_within(info.trace, np.arange(7) < 0).tolist() == [[-1], [-1]]
+
+
+def test_rounds_without_a_trace_are_refused():
+    with pytest.raises(ValueError, match="decode with a config of has_trace=True"):
+        agreement_after_rejection([INFO])

@@ -61,7 +61,7 @@ def test_parents_precede_children_siblings_differ_and_the_baseline_is_whole(num_
             children = list(zip(parents[1:].tolist(), tokens[1:].tolist(), strict=True))
             assert len(set(children)) == len(children)
             assert tokens[:SLOTS].tolist() == rows[row][0]
-            assert (trie.paths[row, :SLOTS] == 0).all()
+            assert (trie.blocks[row, :SLOTS] == 0).all()
             assert parents[:SLOTS].tolist() == [0, *range(SLOTS - 1)]
 
 
@@ -76,7 +76,7 @@ def test_padding_holds_its_documented_values():
     trie = jax.tree.map(np.asarray, jitted(FULL)(paths))
     padding = ~trie.is_node
     assert padding.any()
-    for name in ("tokens", "parents", "depths", "paths"):
+    for name in ("tokens", "parents", "depths", "blocks", "is_baseline"):
         assert (getattr(trie, name)[padding] == 0).all()
     rows, nodes = np.nonzero(padding)
     assert (trie.ancestors[rows, nodes] == np.eye(FULL, dtype=bool)[nodes]).all()
@@ -89,5 +89,5 @@ def test_three_paths_by_hand():
     assert trie.tokens.tolist() == [[5, 6, 7, 8, 9]]
     assert trie.parents.tolist() == [[0, 0, 1, 1, 3]]
     assert trie.depths.tolist() == [[0, 1, 2, 2, 3]]
-    assert trie.paths.tolist() == [[0, 0, 0, 1, 1]]
+    assert trie.blocks.tolist() == [[0, 0, 0, 1, 1]]
     assert trie.num_dropped.tolist() == [1]

@@ -23,14 +23,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
-from reanchor_jax.bench.methods import ROUND_FIELDS, Outcome, Request, begin, outcomes, run_rounds, step_info
+from reanchor_jax.bench.methods import Outcome, Request, begin, outcomes, run_rounds, step_info
 from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
 from reanchor_jax.decoding.state import FINISH_REASONS
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
-from reanchor_jax.statistics import summarize, tau_per_prompt
+from reanchor_jax.statistics import ROUND_FIELDS, summarize, tau_per_prompt
 
 BASELINE = "autoregressive"
 CHAIN = "dflash"

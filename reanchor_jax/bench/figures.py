@@ -70,7 +70,7 @@ def draw_trie(
     if walked is not None and target_tokens is None:
         raise ValueError("walked needs target_tokens, to know the bonus; give both.")
     num_nodes = int(np.sum(trie.is_node[row]))
-    paths: list[int] = np.asarray(trie.paths)[row, :num_nodes].tolist()
+    paths: list[int] = np.asarray(trie.blocks)[row, :num_nodes].tolist()
     answers = [] if target_tokens is None else [labels(int(token)) for token in np.asarray(target_tokens)[row, :num_nodes]]
     accepted = _accepted(walked, row)
     layout = _lay_out(trie, labels, answers, accepted, num_nodes, row)

@@ -6,9 +6,9 @@ Source: the presets of DecodeConfig. A prompt's key is folded from the seed and 
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,18 +20,32 @@ from reanchor_jax.decoding.sampling import Sampling, make_sampling
 from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.statistics import Emitted, StepInfo
+from reanchor_jax.statistics import ROUND_FIELDS, Emitted, StepInfo
 
 # the paper's ReAnchor retains baseline states; the other policies are methods of their own
-METHODS = ("autoregressive", "dflash", "reanchor", *(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline")))
-ROUND_FIELDS = tuple(name for name in StepInfo._fields if name != "emitted")
+_RETAINING = tuple(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline"))
+METHODS = ("autoregressive", "dflash", "reanchor", *_RETAINING, "ddtree", "reanchor-tree")
+# what a method's name may set behind a colon
+OPTIONS = (
+    "retain",
+    "attach",
+    "is_second_tried",
+    "extent",
+    "expand",
+    "reliability",
+    "num_ranks",
+    "max_offsets",
+    "num_nodes",
+    "draft_choice",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
     """What is asked of every method alike.
 
-    retain: states the method `reanchor` reuses; None: the paper's. num_nodes: of every reanchor method; None: as the block size needs.
+    retain: states the method `reanchor` reuses; None: the paper's.
+    num_nodes: trie nodes of every method but the plain chain; None: as its config has it.
     cache_length: tokens a row can hold; None: what the longest prompt needs.
     batch_size: prompts decoded together.
     """
@@ -75,28 +89,34 @@ class Outcome(NamedTuple):
 def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *, request: Request) -> DecodeConfig:
     """Config of a method for these models and prompts.
 
-    Raises ValueError for an unknown name, a missing drafter, a prompt too long for its cache.
+    name: one of METHODS, and behind colons fields of DecodeConfig (OPTIONS) to set: `reanchor:attach=random:extent=in_block`.
+    Raises ValueError for an unknown name or option, a missing drafter, a prompt too long for its cache.
     """
-    if name not in METHODS:
-        raise ValueError(f"unknown method {name!r}; methods are {', '.join(METHODS)}.")
-    if name != "autoregressive" and models.drafter is None:
+    base, *given = name.split(":")
+    if base not in METHODS:
+        raise ValueError(f"unknown method {base!r}; methods are {', '.join(METHODS)}.")
+    options = dict(_read_option(name, text) for text in given)
+    if base == "autoregressive" and options:
+        raise ValueError(f"method {name!r}: plain decoding has no options; leave out {', '.join(options)}.")
+    if base != "autoregressive" and models.drafter is None:
         raise ValueError(f"method {name} needs a drafter and there is none; give one, or use the method autoregressive.")
     vocab_size = models.target.config.vocab_size
     for index, prompt in enumerate(prompts):
         if not prompt or not all(0 <= token < vocab_size for token in prompt):
             raise ValueError(f"prompt {index} must hold at least one token, and only ids of the target's vocabulary 0..{vocab_size - 1}.")
     cache_length = _cache_length(models, prompts, request)
-    if name == "autoregressive":
+    if base == "autoregressive":
         return DecodeConfig.autoregressive(cache_length=cache_length)
     assert models.drafter is not None
-    if name == "dflash":
-        return DecodeConfig.dflash(cache_length=cache_length, draft_choice=request.draft_choice)
-    config = DecodeConfig.reanchor(
-        retain=name.removeprefix("reanchor-") if name != "reanchor" else request.retain or "baseline",
-        num_nodes=request.num_nodes or 0,
-        cache_length=cache_length,
-        draft_choice=request.draft_choice,
-    )
+    options = {"cache_length": cache_length, "draft_choice": request.draft_choice, **options}
+    if base != "dflash" and request.num_nodes:
+        options = {"num_nodes": request.num_nodes, **options}
+    if base == "reanchor" and request.retain:
+        options = {"retain": request.retain, **options}
+    if base in _RETAINING:
+        options = {"retain": base.removeprefix("reanchor-"), **options}
+    presets = {"dflash": DecodeConfig.dflash, "ddtree": DecodeConfig.ddtree, "reanchor-tree": DecodeConfig.reanchor_tree}
+    config = presets.get(base, DecodeConfig.reanchor)(**options)
     config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
     return config
 
@@ -178,7 +198,7 @@ def stream(models: Models, prompts: Sequence[Sequence[int]], index: int, *, conf
 
 def step_info(outcome: Outcome) -> StepInfo:
     """The outcome's rounds as a stacked StepInfo of one row, [rounds 1]."""
-    return StepInfo(emitted=None, **{name: jnp.asarray(outcome.rounds[name], jnp.int32)[:, None] for name in ROUND_FIELDS})
+    return StepInfo(emitted=None, trace=None, **{name: jnp.asarray(outcome.rounds[name], jnp.int32)[:, None] for name in ROUND_FIELDS})
 
 
 @partial(jax.jit, static_argnames=("config", "max_new_tokens", "stop_token_ids"))
@@ -212,6 +232,19 @@ def _rounds(models, state, limit, *, config, size):
 
     state, infos, _ = jax.lax.while_loop(is_running, advance, (state, infos, jnp.int32(0)))
     return state, infos
+
+
+def _read_option(name: str, text: str) -> tuple[str, Any]:
+    """An option of a method's name, with its value in the type of the field. Raises ValueError for another option or another type."""
+    option, _, value = text.partition("=")
+    if option not in OPTIONS:
+        raise ValueError(f"method {name!r} sets {option!r}; options are {', '.join(OPTIONS)}, each written option=value.")
+    kind = type(next(field.default for field in fields(DecodeConfig) if field.name == option))
+    try:
+        return option, {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
+    except (ValueError, KeyError):
+        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
+        raise ValueError(f"method {name!r}: {option} must be {wanted}; got {value!r}.") from None
 
 
 def _cache_length(models: Models, prompts: Sequence[Sequence[int]], request: Request) -> int:

@@ -21,10 +21,11 @@ import numpy as np
 from reanchor_jax import pairs
 from reanchor_jax.bench import compare, tables
 from reanchor_jax.bench.compare import Run
-from reanchor_jax.bench.methods import ROUND_FIELDS, Outcome, Request, method_config
+from reanchor_jax.bench.methods import Outcome, Request, method_config
 
 # convert/ is a package of its own until it is installed, so a type checker may not find it
 from reanchor_jax.convert.engine import export_huggingface  # pyright: ignore[reportMissingImports]
+from reanchor_jax.statistics import ROUND_FIELDS
 from reanchor_jax.text import load_tokenizer, read_prompts
 
 COUNTERPARTS = {"transformers": "autoregressive", "dflash-pytorch": "dflash"}  # each peer and the method of ours that does the same

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import DecodeConfig, DraftChoice
 from reanchor_jax.decoding.attach import Match, find_sites, random_scores
+from reanchor_jax.decoding.expand import Candidates
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
 from reanchor_jax.decoding.schedule import above_threshold, confidences, worth_their_cost
@@ -56,28 +57,14 @@ def draft_blocks(
     noise: the target's own noise for the tokens 1, 2, ... positions after the anchor; read only by the coupled choice.
     """
     num_shifted = num_blocks - 1
-    # what the bucket leaves out is padding in every row
-    retained = Retained(
-        tokens=retained.tokens[:, :num_shifted],
-        offsets=retained.offsets[:, :num_shifted],
-        features=retained.features[:, :num_shifted],
-        visible=retained.visible[:, :num_shifted, :num_shifted],
-        counts=retained.counts,
-    )
-    block_anchors = jnp.concatenate([anchors[:, None], retained.tokens], axis=1)
-    offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets], axis=1)
-    is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
-    visible = jnp.pad(retained.visible, ((0, 0), (1, 0), (0, 0)))
-    states = drafter.predicting(_block_states(target, drafter, block_anchors, committed, offsets, visible, retained))
-    logits = drafter.base_logits(target, states)
-
+    block_anchors, offsets, is_block, states, logits = _run(target, drafter, anchors, committed, retained, num_blocks)
     pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
 
     def choose(blocks, first_positions, first_block):
         if drafter.causal_head is None:
             return pick(drafter.spread(logits[:, blocks]), first_positions, first_block=first_block)
         given = (block_anchors[:, blocks], states[:, blocks], logits[:, blocks], first_positions)
-        return _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=first_block))
+        return _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=first_block))[0]
 
     baseline = choose(slice(0, 1), jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
@@ -92,6 +79,94 @@ def draft_blocks(
         tokens = jnp.concatenate([tokens, shifted], axis=1)
     draft = Draft(tokens=tokens, sites=sites, kept=jnp.where(sites >= 0, tokens.shape[2], 0))
     return _cut(drafter, states, is_running, draft, config)
+
+
+def draft_candidates(
+    target: Target,
+    drafter: Drafter,
+    anchors: Int[Array, " B"],
+    committed: Committed,
+    retained: Retained,
+    keys: Key[Array, " B"],
+    sampling: Sampling,
+    noise: Float[Array, "B P V"],
+    *,
+    num_blocks: int,
+    config: DecodeConfig,
+) -> Candidates:
+    """Draft as `draft_blocks`, and return the likeliest tokens of every slot in place of one.
+
+    Their log-probabilities are the drafter's own, untempered, where tokens are chosen by argmax; filtered as the target's where they are
+    sampled, with the noise already in them if it is the draft's own. A causal head reads the block's own first choices.
+    """
+    blocks = _run(target, drafter, anchors, committed, retained, num_blocks)
+    logits = blocks.logits
+    if drafter.causal_head is not None:
+        pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
+        given = (blocks.anchors, blocks.states, logits, blocks.offsets)
+        logits = _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=0))[1]
+    logits = drafter.spread(logits).astype(jnp.float32)
+    num_ranks = min(config.num_ranks or 16, logits.shape[-1])
+
+    def likeliest(ranked, log_probs):
+        _, tokens = jax.lax.top_k(ranked, num_ranks)
+        return tokens, jnp.take_along_axis(log_probs, tokens, axis=-1)
+
+    def greedy():
+        return likeliest(logits, jax.nn.log_softmax(logits, axis=-1))
+
+    def sample():
+        rows, _, num_drafts, vocab_size = logits.shape
+        filtered = filter_logits(logits.reshape(rows, -1, vocab_size), sampling).reshape(logits.shape)
+        distance = 1 + jnp.arange(num_drafts, dtype=jnp.int32)[None, None, :]
+        if config.draft_choice == "independent":
+            positions = committed.lengths[:, None, None] + blocks.offsets[..., None] + distance
+            ranked = filtered + draft_noise(keys, positions, first_block=0, vocab_size=vocab_size)
+            scored = jax.nn.log_softmax(ranked, axis=-1)
+        else:
+            # the baseline's slots stand where they are drafted; where a shifted block will stand is not known yet
+            ranked = filtered.at[:, 0].add(noise[:, :num_drafts])
+            scored = jax.nn.log_softmax(filtered, axis=-1)
+        is_sampled = sampling.temperature[:, None, None, None] > 0
+        tokens, log_probs = likeliest(
+            jnp.where(is_sampled, ranked, logits), jnp.where(is_sampled, scored, jax.nn.log_softmax(logits, axis=-1))
+        )
+        return tokens, log_probs
+
+    if config.draft_choice == "argmax":
+        tokens, log_probs = greedy()
+    else:
+        tokens, log_probs = jax.lax.cond(jnp.any(sampling.temperature > 0), sample, greedy)
+    return Candidates(tokens=tokens, log_probs=log_probs, anchors=blocks.anchors, is_block=blocks.is_block)
+
+
+class _Blocks(NamedTuple):
+    """A drafting pass: first token and offset of every block, states and base logits of its predicting slots."""
+
+    anchors: Int[Array, "B M"]
+    offsets: Int[Array, "B M"]
+    is_block: Bool[Array, "B M"]
+    states: Float[Array, "B M K1 D"]
+    logits: Float[Array, "B M K1 V1"]
+
+
+def _run(target: Target, drafter: Drafter, anchors: Int[Array, " B"], committed: Committed, retained: Retained, num_blocks: int) -> _Blocks:
+    """One batched pass over the baseline and num_blocks - 1 shifted blocks."""
+    num_shifted = num_blocks - 1
+    # what the bucket leaves out is padding in every row
+    retained = Retained(
+        tokens=retained.tokens[:, :num_shifted],
+        offsets=retained.offsets[:, :num_shifted],
+        features=retained.features[:, :num_shifted],
+        visible=retained.visible[:, :num_shifted, :num_shifted],
+        counts=retained.counts,
+    )
+    block_anchors = jnp.concatenate([anchors[:, None], retained.tokens], axis=1)
+    offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets], axis=1)
+    is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
+    visible = jnp.pad(retained.visible, ((0, 0), (1, 0), (0, 0)))
+    states = drafter.predicting(_block_states(target, drafter, block_anchors, committed, offsets, visible, retained))
+    return _Blocks(anchors=block_anchors, offsets=offsets, is_block=is_block, states=states, logits=drafter.base_logits(target, states))
 
 
 def _match(
@@ -170,8 +245,8 @@ def _choose_in_turn(
     logits: Float[Array, "B M K1 V1"],
     first_positions: Int[Array, "B M"],
     pick: Callable[[Float[Array, "B M 1 V"], Int[Array, "B M"]], Int[Array, "B M 1"]],
-) -> Int[Array, "B M K1"]:
-    """Tokens of blocks whose logits are corrected by what was drafted before, one slot of all blocks at a time."""
+) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
+    """Tokens of blocks whose logits are corrected by what was drafted before, one slot of all blocks at a time; and those logits."""
     num_plain = head.config.num_plain
 
     def step(carry, inputs):
@@ -180,11 +255,11 @@ def _choose_in_turn(
         head_state, correction = head(head_state, previous, drafter.embed(target, previous), z)
         corrected = base + (jnp.where(index < num_plain, 0.0, correction) if num_plain else correction)
         token = pick(drafter.spread(corrected)[:, :, None], first_positions + index)[:, :, 0]
-        return (head_state, token), token
+        return (head_state, token), (token, corrected)
 
     inputs = (jnp.arange(logits.shape[2], dtype=jnp.int32), jnp.moveaxis(states, 2, 0), jnp.moveaxis(logits, 2, 0))
-    _, tokens = jax.lax.scan(step, (head.start(anchors.shape, states.dtype), anchors), inputs)
-    return jnp.moveaxis(tokens, 0, 2)
+    _, (tokens, corrected) = jax.lax.scan(step, (head.start(anchors.shape, states.dtype), anchors), inputs)
+    return jnp.moveaxis(tokens, 0, 2), jnp.moveaxis(corrected, 0, 2)
 
 
 def _pick(

@@ -152,7 +152,7 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
     config = resolve_config(models, config)
     num_rows = prompts.shape[0]
     state, first = _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, config=config)
-    info = empty_info(num_rows)
+    info = empty_info(num_rows, config, 1 if models.drafter is None else models.drafter.config.block_size)
     # a round writes P entries at once, so the buffer has room for P beyond the last token
     blank = jnp.zeros((num_rows, buffer_length + num_places(models.drafter, config)), jnp.float32)
     outputs = _Outputs(

@@ -56,8 +56,8 @@ def retain(
 
     last_node: u, the node whose target token is the next anchor; k is its depth.
     baseline: baseline nodes deeper than k if u is one itself, else none. suffix: those nodes wherever u is.
-    deepest: the longest chain below u; ties go to the lowest path. both: deepest and suffix. descendants: every node below u.
-    Over max_offsets, the nodes of later paths and then deeper ones are left out; of descendants the deepest ones.
+    deepest: the longest chain below u; ties go to the lowest node. both: deepest and suffix. descendants: every node below u.
+    Over max_offsets, later nodes are left out; of descendants the deepest ones.
     """
     return jax.vmap(lambda *row: _retain_row(*row, policy=policy, max_offsets=max_offsets))(trie, target_tokens, features, last_node)
 
@@ -72,13 +72,12 @@ def _retain_row(
     max_offsets: int,
 ) -> Retained:
     is_deeper = trie.is_node & (trie.depths > trie.depths[last_node])
-    suffix = is_deeper & (trie.paths == 0)
+    suffix = is_deeper & trie.is_baseline
     below = is_deeper & trie.ancestors[:, last_node]
-    # nodes are ordered by path, so the first of the deepest is the one of the lowest path
     tip = jnp.argmax(jnp.where(below, trie.depths, -1))
     chain = below & trie.ancestors[tip] & below[tip]
     is_retained = {
-        "baseline": suffix & (trie.paths[last_node] == 0),
+        "baseline": suffix & trie.is_baseline[last_node],
         "suffix": suffix,
         "deepest": chain,
         "both": chain | suffix,

@@ -9,21 +9,19 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 from reanchor_jax.cache import Committed, gather, write
 from reanchor_jax.config import DecodeConfig
-from reanchor_jax.decoding.attach import make_paths
-from reanchor_jax.decoding.draft import Draft, draft_blocks
-from reanchor_jax.decoding.retain import retain
+from reanchor_jax.decoding.propose import Proposal, propose
+from reanchor_jax.decoding.retain import Retained, retain
 from reanchor_jax.decoding.sampling import Choice, Sampling, choose, position_noise
 from reanchor_jax.decoding.state import DecodeState, num_places, require_drafter
-from reanchor_jax.decoding.trie import merge
 from reanchor_jax.decoding.verify import first_nodes, prompt_mask, verify
 from reanchor_jax.decoding.walk import RUNNING, cut, walk
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
-from reanchor_jax.statistics import Emitted, StepInfo
+from reanchor_jax.statistics import Emitted, StepInfo, Trace
 
 
 def run_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
@@ -55,10 +53,26 @@ def emitted_tokens(choice: Choice, num_emitted: Int[Array, " B"]) -> Emitted:
     )
 
 
-def empty_info(num_rows: int) -> StepInfo:
-    """The info of a round that did nothing."""
+def empty_info(num_rows: int, config: DecodeConfig, block_size: int) -> StepInfo:
+    """The info of a round that did nothing; config is resolved."""
     zero = jnp.zeros((num_rows,), jnp.int32)
+    trace = None
+    if config.has_trace:
+        blocks = jnp.zeros((num_rows, 1 + config.max_offsets), jnp.int32)
+        nodes = jnp.zeros((num_rows, config.num_nodes), jnp.int32)
+        trace = Trace(
+            block_tokens=jnp.zeros((*blocks.shape, block_size), jnp.int32),
+            offsets=blocks,
+            is_block=blocks > 0,
+            node_tokens=nodes,
+            parents=nodes,
+            depths=nodes,
+            blocks=nodes,
+            is_node=nodes > 0,
+            target_tokens=nodes,
+        )
     return StepInfo(
+        trace=trace,
         emitted=None,
         num_emitted=zero,
         num_accepted=zero,
@@ -77,29 +91,12 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
     retained = state.retained._replace(counts=jnp.where(is_running, state.retained.counts, 0))
     noise = noise_ahead(state.keys, state.lengths + 1, state.sampling, num_places=places, vocab_size=target.config.vocab_size)
 
-    def draft(num_blocks: int) -> Draft:
-        drafted = draft_blocks(
-            target,
-            drafter,
-            state.anchors,
-            Committed(layers=state.drafter_cache, lengths=state.lengths),
-            retained,
-            state.keys,
-            state.sampling,
-            noise,
-            is_running=is_running,
-            num_blocks=num_blocks,
-            config=config,
-        )
-        missing = 1 + config.max_offsets - num_blocks
-        return Draft(
-            tokens=jnp.pad(drafted.tokens, ((0, 0), (0, missing), (0, 0))),
-            sites=jnp.pad(drafted.sites, ((0, 0), (0, missing)), constant_values=-1),
-            kept=jnp.pad(drafted.kept, ((0, 0), (0, missing))),
-        )
-
-    drafted = _smallest(config.block_buckets, 1 + jnp.max(retained.counts), draft)
-    trie = merge(make_paths(*drafted, extent=config.extent), num_nodes=config.num_nodes)
+    proposal = _smallest(
+        config.block_buckets,
+        1 + jnp.max(retained.counts),
+        lambda num_blocks: propose(target, drafter, state, retained, noise, is_running=is_running, num_blocks=num_blocks, config=config),
+    )
+    trie = proposal.trie
     num_nodes = jnp.where(is_running, jnp.sum(trie.is_node, axis=1, dtype=jnp.int32), 0)
 
     def verify_and_walk(size: int):
@@ -128,10 +125,13 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
                 max_offsets=config.max_offsets,
             )
         features = jnp.take_along_axis(verified.features, walked.nodes[:, :, None], axis=1)
-        is_shifted = jnp.take_along_axis(cut_trie.paths, last_node[:, None], axis=1)[:, 0] > 0
-        return walked, choice, gather(verified.keys_values, walked.nodes), features, kept, is_shifted
+        is_shifted = jnp.take_along_axis(cut_trie.blocks, last_node[:, None], axis=1)[:, 0] > 0
+        target_tokens = jnp.pad(verified.choice.tokens, ((0, 0), (0, config.num_nodes - size)))
+        return walked, choice, gather(verified.keys_values, walked.nodes), features, kept, is_shifted, target_tokens
 
-    walked, choice, keys_values, features, kept, is_shifted = _smallest(config.node_buckets, jnp.max(num_nodes), verify_and_walk)
+    walked, choice, keys_values, features, kept, is_shifted, target_tokens = _smallest(
+        config.node_buckets, jnp.max(num_nodes), verify_and_walk
+    )
     # P entries are written whatever was accepted: those past the new length are garbage that the next write covers
     positions = state.lengths[:, None] + jnp.arange(places, dtype=jnp.int32)[None, :]
     new_state = state._replace(
@@ -143,7 +143,6 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
         drafter_cache=write(state.drafter_cache, drafter.context_keys_values(features, positions), state.lengths),
         retained=kept,
     )
-    is_attached = (drafted.sites[:, 1:] >= 0) & (drafted.kept[:, 1:] > 0)
     num_walked = jnp.sum(walked.nodes > 0, axis=1, dtype=jnp.int32)
     return (
         new_state,
@@ -154,11 +153,28 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             num_accepted=jnp.where(is_running, num_walked, 0),
             num_nodes=num_nodes,
             num_offsets=retained.counts,
-            num_attached=jnp.where(is_running, jnp.sum(is_attached, axis=1, dtype=jnp.int32), 0),
+            num_attached=jnp.where(is_running, proposal.num_attached, 0),
             num_dropped=jnp.where(is_running, trie.num_dropped, 0),
             is_shifted=is_shifted & is_running,
+            trace=_trace(proposal, retained, target_tokens, is_running) if config.has_trace else None,
         ),
     )
+
+
+def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B N"], is_running: Bool[Array, " B"]) -> Trace:
+    trie = proposal.trie
+    trace = Trace(
+        block_tokens=proposal.block_tokens,
+        offsets=jnp.pad(retained.offsets, ((0, 0), (1, 0))) * proposal.is_block,
+        is_block=proposal.is_block,
+        node_tokens=trie.tokens,
+        parents=trie.parents,
+        depths=trie.depths,
+        blocks=trie.blocks,
+        is_node=trie.is_node,
+        target_tokens=jnp.where(trie.is_node, target_tokens, 0),
+    )
+    return jax.tree.map(lambda x: jnp.where(is_running.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype)), trace)
 
 
 def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitted, StepInfo]:
@@ -187,7 +203,7 @@ def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitt
         finish=finish,
         target_cache=write(state.target_cache, keys_values, state.lengths),
     )
-    info = empty_info(num_rows)
+    info = empty_info(num_rows, DecodeConfig.autoregressive(), 1)
     return new_state, emitted_tokens(choice, num_emitted), info._replace(num_emitted=num_emitted, num_nodes=num_emitted)
 
 

@@ -20,7 +20,8 @@ class Trie(NamedTuple):
     tokens: token id of each node; padding holds 0.
     parents: index of each node's parent; 0 for the root and for padding.
     depths: tokens between the node and the anchor; the root and padding have 0.
-    paths: index of the path the node was made for; 0 is the baseline.
+    blocks: the block whose draft the node is; 0 is the baseline's.
+    is_baseline: the nodes of the baseline block's own tokens, anchor included.
     is_node: False for padding.
     ancestors: [n, m] is True where m is n or an ancestor of n; a padding node sees itself alone.
     num_dropped: nodes left out because the capacity was reached.
@@ -29,7 +30,8 @@ class Trie(NamedTuple):
     tokens: Int[Array, "B N"]
     parents: Int[Array, "B N"]
     depths: Int[Array, "B N"]
-    paths: Int[Array, "B N"]
+    blocks: Int[Array, "B N"]
+    is_baseline: Bool[Array, "B N"]
     is_node: Bool[Array, "B N"]
     ancestors: Bool[Array, "B N N"]
     num_dropped: Int[Array, " B"]
@@ -66,7 +68,8 @@ def _merge_row(tokens: Int[Array, "M P"], lengths: Int[Array, " M"], num_nodes: 
         tokens=jnp.where(is_node, tokens[path, depth], 0),
         parents=parent,
         depths=depth,
-        paths=path,
+        blocks=path,
+        is_baseline=is_node & (path == 0),
         is_node=is_node,
         ancestors=ancestors | jnp.eye(num_nodes, dtype=bool),
         num_dropped=jnp.maximum(end[-1] - num_nodes, 0),
