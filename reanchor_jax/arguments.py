@@ -57,6 +57,9 @@ def make_parser(
     _add_models(bench)
     bench.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`")
     bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts")
+    bench.add_argument(
+        "--traces", metavar="NAME", help="also decode by this method and count what its rejected tokens and blocks were worth"
+    )
     bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=known)
     _add_request(bench)
     bench.add_argument("--out", metavar="DIR", required=True, help="folder for results.json and tables.md")

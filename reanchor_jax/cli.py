@@ -21,7 +21,7 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import compare, demo, methods, tables
+from reanchor_jax.bench import charts, compare, demo, methods, tables, traces
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import DecodeConfig, check_pair
 
@@ -166,6 +166,11 @@ def _bench(args: argparse.Namespace) -> None:
     request = _request(args, loaded.models)
     ids = [prompt.ids for prompt in prompts]
     configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
+    traced = None
+    if args.traces:
+        traced = methods.method_config(args.traces, loaded.models, ids, request=request)
+        if not traced.is_speculative:
+            raise ValueError(f"--traces {args.traces}: plain decoding proposes nothing; name a method that drafts.")
     out = settle(Path(args.out))
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
@@ -189,10 +194,17 @@ def _bench(args: argparse.Namespace) -> None:
     )
     figures = compare.results(loaded.models, ids, runs, request=request)
     title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
+    text = tables.markdown_tables(figures, title=title)
+    if traced is not None:
+        found = traces.trace_statistics(loaded.models, ids, traced, request=request, show_progress=sys.stderr.isatty())
+        figures["traces"] = {args.traces: found}
+        text += "\n".join([*traces.statistics_lines(found, method=str(args.traces)), ""])
     write_text(out / "results.json", _to_json(figures))
-    write_text(out / "tables.md", tables.markdown_tables(figures, title=title))
+    write_text(out / "tables.md", text)
+    block_size = 1 if loaded.models.drafter is None else loaded.models.drafter.config.block_size
+    written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
-    print(*tables.divergence_lines(figures), f"written: {out / 'results.json'}, {out / 'tables.md'}", sep="\n")
+    print(*tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
 
 
 def _train(args: argparse.Namespace) -> None:

@@ -294,7 +294,7 @@ class DecodeConfig:
     is_second_tried: bool = False
     extent: Extent = "both"
     expand: Expand = "none"
-    reliability: float = 0.5
+    reliability: float = 1.0
     num_ranks: int = 0
     max_offsets: int = 0
     num_nodes: int = 0
@@ -410,17 +410,19 @@ class DecodeConfig:
 
     @classmethod
     def reanchor_tree(cls, num_nodes: int = 64, **overrides) -> "DecodeConfig":
-        """The likeliest num_nodes prefixes of the baseline block and of blocks shifted from all retained states, in one order."""
-        return cls(**{"expand": "merge", "retain": "both", "num_nodes": num_nodes, **overrides})
+        """The likeliest num_nodes prefixes of the baseline block and of blocks shifted from its rejected states, in one order."""
+        return cls(**{"expand": "merge", "retain": "suffix", "num_nodes": num_nodes, **overrides})
 
     def resolve(self, block_size: int) -> "DecodeConfig":
         """Fill what depends on the drafter's block size B; a resolved config resolves to itself.
 
-        A policy retains at most B-1 nodes (`baseline`, `suffix`), 2B-2 (`deepest`, `descendants`) or 3B-3 (`both`).
+        A policy retains at most B-1 nodes (`baseline`, `suffix`), 2B-2 (`deepest`, `descendants`) or 3B-3 (`both`); with expand='merge' B/2
+        unless told otherwise.
         Raises ValueError if num_nodes cannot hold the baseline block, and for more max_offsets than that (of `descendants`: than nodes).
         """
         chains = {"none": 0, "baseline": 1, "suffix": 1, "deepest": 2, "both": 3, "descendants": 2}[self.retain]
-        offsets = self.max_offsets or chains * (block_size - 1)
+        # of a merged tree the first offsets bring all of the gain: eight of blocks of 16 as much as fifteen
+        offsets = self.max_offsets or (block_size // 2 if self.expand == "merge" else chains * (block_size - 1))
         default = 64 if self.expand != "none" else min(block_size**2, 256) if offsets else block_size
         nodes = self.num_nodes or max(default, block_size)
         if nodes < block_size:

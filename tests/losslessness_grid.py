@@ -3,7 +3,7 @@
     python tests/losslessness_grid.py --stories STORIES.json --out grid.json [--pair stories260k] [--huggingface DIR]
 
 In: a pair; a JSON list of texts, the first tokens of which are the prompts.
-Out: a JSON file with, for every cell (retain, draft choice, batch, temperature, top-p), the rows that differ, the near-ties among them,
+Out: a JSON file with, for every cell (method, draft choice, batch, temperature, top-p), the rows that differ, the near-ties among them,
     and tau. Cells already in the file are not run again, so an interrupted grid goes on where it stopped.
 """
 
@@ -21,11 +21,13 @@ from greedy import divergences, transformers_greedy
 from tqdm import tqdm
 
 from reanchor_jax import DecodeConfig, autoregress, generate, load_pair, make_sampling, pairs, summarize
-from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
+from reanchor_jax.bench.methods import Request, method_config
+from reanchor_jax.config import DRAFT_CHOICES
 from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.text import encode, load_tokenizer
 
-TEMPERATURES, TOP_PS, BATCHES = (0.0, 0.7, 1.0), (1.0, 0.9), (5, 1)
+METHODS = "dflash,reanchor,reanchor-suffix,reanchor-deepest,reanchor-both,reanchor-descendants,ddtree,reanchor-tree"
+PLAIN_BATCH = 5  # of the plain rows that every cell is compared with
 
 
 def main():
@@ -37,7 +39,10 @@ def main():
     parser.add_argument("--prompt-tokens", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--retain", default=",".join(RETAIN_POLICIES), help="retention policies, comma-separated")
+    parser.add_argument("--methods", default=METHODS, help="as of `reanchor-jax bench`, with commas between (default: %(default)s)")
+    parser.add_argument("--temperatures", default="0,0.7,1")
+    parser.add_argument("--top-ps", default="1,0.9")
+    parser.add_argument("--batches", default="5,1")
     parser.add_argument("--huggingface", type=Path, help="directory of the target in transformers' layout: compare greedy rows with it too")
     arguments = parser.parse_args()
     settings = {name: str(value) for name, value in vars(arguments).items() if name not in ("out", "huggingface")}
@@ -51,7 +56,7 @@ def main():
         report["huggingface"] = compare_with_transformers(arguments)
         write(arguments.out, report)
     cells = report["cells"].values()
-    print(f"{len(cells)} cells, {sum(cell['rows'] for cell in cells)} rows")
+    print(f"{len(cells)} cells, {sum(cell['rows'] for cell in cells)} rows, {sum(cell['tokens'] for cell in cells)} tokens")
     print(f"differences {sum(cell['differences'] for cell in cells)}, of them near-ties {sum(cell['near_ties'] for cell in cells)}")
     if "huggingface" in report:
         print(f"transformers, greedy: {report['huggingface']}")
@@ -60,21 +65,25 @@ def main():
 def run_grid(arguments, report):
     """Fill in the cells that are missing, writing the file after each."""
     models, tokens = load_pair(arguments.pair, dtype="float32"), read_prompts(arguments)
-    methods = [("autoregressive", "argmax"), *itertools.product(arguments.retain.split(","), DRAFT_CHOICES)]
-    grid = list(itertools.product(methods, BATCHES, TEMPERATURES, TOP_PS))
+    methods = [("autoregressive", "argmax"), *itertools.product(arguments.methods.split(","), DRAFT_CHOICES)]
+    batches, temperatures, top_ps = (
+        [kind(value) for value in given.split(",")]
+        for kind, given in ((int, arguments.batches), (float, arguments.temperatures), (float, arguments.top_ps))
+    )
+    grid = list(itertools.product(methods, batches, temperatures, top_ps))
     plain = {}
     last = None
-    for (retain, draft_choice), batch, temperature, top_p in tqdm(grid, desc="cells"):
-        name = f"retain={retain} draft_choice={draft_choice} batch={batch} temperature={temperature} top_p={top_p}"
+    for (method, draft_choice), batch, temperature, top_p in tqdm(grid, desc="cells"):
+        name = f"{method} draft_choice={draft_choice} batch={batch} temperature={temperature} top_p={top_p}"
         if name in report["cells"]:
             continue
-        if last != (retain, draft_choice, batch):  # the programs of the method before are not needed any more
-            last = (retain, draft_choice, batch)
+        if last != (method, draft_choice, batch):  # the programs of the method before are not needed any more
+            last = (method, draft_choice, batch)
             jax.clear_caches()
         if (temperature, top_p) not in plain:
-            plain[temperature, top_p] = run(arguments, models, tokens, 5, temperature, top_p, config=None)
-        method = {"is_speculative": False} if retain == "autoregressive" else {"retain": retain, "draft_choice": draft_choice}
-        config = DecodeConfig(**method, cache_length=cache_length(arguments))
+            plain[temperature, top_p] = run(arguments, models, tokens, PLAIN_BATCH, temperature, top_p, config=None)
+        request = Request(max_new_tokens=arguments.max_new_tokens, draft_choice=draft_choice, cache_length=cache_length(arguments))
+        config = method_config(method, models, tokens.tolist(), request=request)
         begin = time.perf_counter()
         results = run(arguments, models, tokens, batch, temperature, top_p, config=config)
         report["cells"][name] = {
@@ -119,6 +128,7 @@ def compare(arguments, models, tokens, temperature, top_p, got, expected):
     agreeing = np.setdiff1d(np.arange(len(tokens)), [one.row for one in found])
     return {
         "rows": len(tokens),
+        "tokens": int(ours.lengths.sum()),
         "differences": len(found),
         "near_ties": sum(one.is_near_tie for one in found),
         "divergences": [one._asdict() for one in found],
@@ -136,8 +146,8 @@ def compare_with_transformers(arguments):
     reference = AutoModelForCausalLM.from_pretrained(arguments.huggingface, dtype=torch.float32).eval()
     ours = [
         result.tokens[row, : result.lengths[row]].tolist()
-        for result in run(arguments, models, tokens, 5, 0.0, 1.0, config=None)
-        for row in range(5)
+        for result in run(arguments, models, tokens, PLAIN_BATCH, 0.0, 1.0, config=None)
+        for row in range(PLAIN_BATCH)
     ][: len(tokens)]
     request = {"max_new_tokens": arguments.max_new_tokens, "stop_token_ids": models.target.config.eos_token_ids}
     theirs = [transformers_greedy(reference, row.tolist(), **request) for row in tqdm(tokens, desc="transformers")]

@@ -232,7 +232,7 @@ def test_names_of_methods_are_presets_and_policies(models):
     assert configs["reanchor"].retain == "baseline"
     assert (configs["ddtree"].expand, configs["reanchor-tree"].expand) == ("marginal", "merge")
     policies = {name.removeprefix("reanchor-"): config.retain for name, config in configs.items() if name.startswith("reanchor-")}
-    assert policies.pop("tree") == "both"
+    assert policies.pop("tree") == "suffix"
     assert all(name == retain for name, retain in policies.items())
     assert {config.retain for config in configs.values()} == set(RETAIN_POLICIES)
 

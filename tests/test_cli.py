@@ -118,6 +118,7 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     assert {"device", "cores", "dtype", "date", "versions"} <= figures["environment"].keys()
     assert "dflash" in told
     assert "| dflash |" in (out / "tables.md").read_text()
+    assert (out / "histograms.png").read_bytes()[:4] == b"\x89PNG"
 
     monkeypatch.setattr(compare, "run_rounds", lambda *_, **__: pytest.fail("a finished run was repeated"))
     status, _, _ = _run(capsys, *arguments, "--methods", "dflash")
@@ -127,6 +128,15 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     status, _, _ = _run(capsys, *arguments, "--methods", "autoregressive")
     assert status == 0
     assert json.loads((out / "results.json").read_text())["methods"] == figures["methods"]
+    status, _, _ = _run(capsys, *arguments, "--methods", "dflash", "--traces", "dflash")
+    assert status == 0
+    counted = json.loads((out / "results.json").read_text())["traces"]["dflash"]
+    assert counted["matched"] == {"hits": 0, "total": 0, "share": None}
+    assert counted["agreement"]["total"] == sum(rate["total"] for rate in counted["agreement_by_distance"].values())
+    assert "| drafts behind a rejected one that equal" in (out / "tables.md").read_text()
+    status, _, err = _run(capsys, *arguments, "--traces", "autoregressive")
+    assert status == 2
+    assert "plain decoding proposes nothing" in err
     status, _, err = _run(capsys, *arguments, "--methods", "dflash", "--temperature", 0.5)
     assert status == 2
     assert "other settings (temperature)" in err

@@ -46,7 +46,7 @@ def test_a_small_block_gives_a_small_trie():
     assert DecodeConfig.dflash().resolve(7).num_nodes == 7
     assert DecodeConfig.ddtree().resolve(16).num_nodes == 64
     assert DecodeConfig.reanchor_tree(20).resolve(16) == DecodeConfig(
-        expand="merge", retain="both", num_nodes=20, max_offsets=45, block_buckets=(1, 4, 16, 46), node_buckets=(16, 20)
+        expand="merge", retain="suffix", num_nodes=20, max_offsets=8, block_buckets=(1, 4, 9), node_buckets=(16, 20)
     )
 
 

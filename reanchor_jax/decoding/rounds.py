@@ -165,7 +165,7 @@ def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B 
     trie = proposal.trie
     trace = Trace(
         block_tokens=proposal.block_tokens,
-        offsets=jnp.pad(retained.offsets, ((0, 0), (1, 0))) * proposal.is_block,
+        offsets=jnp.where(proposal.is_block, jnp.pad(retained.offsets, ((0, 0), (1, 0))), 0),
         is_block=proposal.is_block,
         node_tokens=trie.tokens,
         parents=trie.parents,

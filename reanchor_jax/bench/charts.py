@@ -1,0 +1,136 @@
+"""Charts of a comparison: acceptance histograms, tau against nodes, what a round costs.
+
+In: the dict that `compare.results` makes.
+Out: matplotlib Figures, or PNG files of them (matplotlib comes with the extra `bench` and is imported when a chart is drawn).
+Source: ReAnchor's Figure 2 for the histograms; budgets as in DDTree's (arXiv 2604.12989).
+"""
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from reanchor_jax.files import settle
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLOURS = ("#1f5f99", "#b5541c", "#2f7d32", "#7b4fa0", "#a08020", "#3a8f8f", "#a03050", "#555555")
+_BASELINE = "autoregressive"
+
+
+def draw_histograms(results: Mapping[str, Any], *, block_size: int) -> "Figure":
+    """Share of target passes by accepted drafts, a panel a method; the ceiling, passes that accept a whole block or more, is the last bar.
+
+    block_size: tokens of a drafted block, anchor included.
+    """
+    names = _drafting(results)
+    figure = _figure(width=max(2.2 * len(names), 3.2), height=2.6)
+    panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
+    for panel, name, colour in zip(panels, names, _colours(names), strict=True):
+        counts = results["methods"][name]["histogram"]
+        counts = np.asarray([*counts[: block_size - 1], sum(counts[block_size - 1 :])], float)
+        shares = 100 * counts / max(counts.sum(), 1)
+        panel.bar(range(block_size), shares, color=[colour] * (block_size - 1) + ["#222222"])
+        panel.set_title(f"{name}\nτ {results['methods'][name]['tau']:.2f}, ceiling {shares[-1]:.1f} %", fontsize=8)
+        panel.set_xlabel("accepted drafts", fontsize=8)
+        _clean(panel)
+    panels[0].set_ylabel("% of target passes", fontsize=8)
+    return figure
+
+
+def draw_budgets(results: Mapping[str, Any]) -> "Figure":
+    """Tau against verified nodes a round, with standard errors; points of one method with different options are joined."""
+    groups: dict[str, list[str]] = {}
+    for name in _drafting(results):
+        groups.setdefault(name.partition(":")[0], []).append(name)
+    figure = _figure(width=5.0, height=3.4)
+    axes = figure.subplots()
+    for (group, names), colour in zip(groups.items(), _colours(groups), strict=True):
+        points = sorted((results["methods"][name]["mean_nodes"], name) for name in names)
+        found = [results["methods"][name] for _, name in points]
+        axes.errorbar(
+            [nodes for nodes, _ in points],
+            [figures["tau"] for figures in found],
+            yerr=[figures["tau_standard_error"] for figures in found],
+            color=colour,
+            marker="o",
+            markersize=4,
+            linewidth=1.2,
+            capsize=2,
+            label=group,
+        )
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter("{x:.0f}")
+    axes.set_xlabel("nodes verified a round, anchor included", fontsize=8)
+    axes.set_ylabel("τ (tokens a target pass)", fontsize=8)
+    axes.legend(fontsize=7, frameon=False)
+    _clean(axes)
+    return figure
+
+
+def draw_costs(results: Mapping[str, Any]) -> "Figure":
+    """Milliseconds a round and the tokens it brings, a bar a method; the dashed line is what plain decoding takes for a token.
+
+    Of rounds of one row: with a batch, the time of the batch is shared out among its rows.
+    """
+    names = [name for name, figures in results["methods"].items() if figures["tokens_per_second"]]
+    figure = _figure(width=5.0, height=0.7 + 0.3 * len(names))
+    axes = figure.subplots()
+    for place, (name, colour) in enumerate(zip(names, _colours(names), strict=True)):
+        figures = results["methods"][name]
+        seconds = figures["tokens"] / figures["tokens_per_second"] / figures["target_passes"]
+        axes.barh(place, 1e3 * seconds, color=colour)
+        axes.text(
+            1e3 * seconds, place, f"  {figures['tau_pooled']:.2f} tokens, {figures['tokens_per_second']:,.0f}/s", va="center", fontsize=7
+        )
+    plain = results["methods"][_BASELINE]["tokens_per_second"]
+    if plain:
+        axes.axvline(1e3 / plain, color="#222222", linestyle="--", linewidth=0.8)
+    axes.set_yticks(range(len(names)), names, fontsize=7)
+    axes.invert_yaxis()
+    axes.set_xlim(0, axes.get_xlim()[1] * 1.45)
+    axes.set_xlabel("milliseconds a round", fontsize=8)
+    _clean(axes)
+    return figure
+
+
+def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -> list[Path]:
+    """Write the charts as PNG files and return their paths; none without matplotlib, or without a method that drafts."""
+    if importlib.util.find_spec("matplotlib") is None or not _drafting(results):
+        return []
+    charts = {
+        "histograms": draw_histograms(results, block_size=block_size),
+        "budgets": draw_budgets(results),
+        "costs": draw_costs(results),
+    }
+    written = []
+    for name, figure in charts.items():
+        path = settle(folder / f"{name}.png")
+        partial = path.with_name(f".{path.name}.partial")
+        figure.savefig(partial, format="png", dpi=150)
+        partial.replace(path)
+        written.append(path)
+    return written
+
+
+def _drafting(results: Mapping[str, Any]) -> list[str]:
+    return [name for name in results["methods"] if name != _BASELINE]
+
+
+def _colours(names) -> list[str]:
+    return [_COLOURS[index % len(_COLOURS)] for index, _ in enumerate(names)]
+
+
+def _figure(*, width: float, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), facecolor="white", layout="constrained")
+
+
+def _clean(axes: "Axes") -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.tick_params(labelsize=7)
