@@ -305,7 +305,7 @@ class DecodeConfig:
     cache_length: int = 1024
     prefill_chunk: int = 64
     block_buckets: tuple[int, ...] = (1, 4, 16)
-    node_buckets: tuple[int, ...] = (16, 64)
+    node_buckets: tuple[int, ...] = (16, 64, 128)
 
     def __post_init__(self):
         choices = {

@@ -26,8 +26,8 @@ def test_presets_are_what_they_are_called():
     ("config", "offsets", "nodes", "blocks", "node_sizes"),
     [
         (DecodeConfig.dflash(), 0, 16, (1,), (16,)),
-        (DecodeConfig.reanchor(), 15, 256, (1, 4, 16), (16, 64, 256)),
-        (DecodeConfig.reanchor(retain="deepest"), 30, 256, (1, 4, 16, 31), (16, 64, 256)),
+        (DecodeConfig.reanchor(), 15, 256, (1, 4, 16), (16, 64, 128, 256)),
+        (DecodeConfig.reanchor(retain="deepest"), 30, 256, (1, 4, 16, 31), (16, 64, 128, 256)),
         (DecodeConfig.reanchor(retain="both", max_offsets=6, num_nodes=40), 6, 40, (1, 4, 7), (16, 40)),
         (DecodeConfig.reanchor(block_buckets=(), node_buckets=()), 15, 256, (16,), (256,)),
         (DecodeConfig.reanchor(block_buckets=(2, 16, 99), node_buckets=(255, 256)), 15, 256, (2, 16), (255, 256)),
