@@ -48,8 +48,10 @@ def test_tau_on_held_out_stories_keeps_its_floors(models):
     prompts = held_out(20)
     chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
     paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(cache_length=192, block_buckets=(), node_buckets=()))
+    tree = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor_tree(64, cache_length=192, block_buckets=(), node_buckets=()))
     assert chain.mean() > 3.6
     assert (paper / chain).mean() > 1.05
+    assert (tree / chain).mean() > 1.25
 
 
 @needs_stories
@@ -62,6 +64,10 @@ def test_tau_gains_over_the_chain_on_all_held_out_stories(models):
     assert chain.mean() >= 3.6
     assert paper.mean() >= 1.08 * chain.mean()
     assert both.mean() >= 1.12 * chain.mean()
+    for num_nodes, gain in ((32, 1.02), (64, 1.04)):
+        marginal = taus(models, prompts, reanchor_jax.DecodeConfig.ddtree(num_nodes, cache_length=192))
+        merged = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor_tree(num_nodes, cache_length=192))
+        assert merged.mean() >= gain * marginal.mean()
 
 
 def test_the_pair_is_small_enough_to_ship_and_keeps_its_licence_beside_it():

@@ -28,7 +28,7 @@ _PROMPTS = (
     "It was a sunny day and",
 )
 _STORY_METHOD = "reanchor"
-_METHODS = ("autoregressive", "dflash", "reanchor")
+_METHODS = ("autoregressive", "dflash", "reanchor", "reanchor-tree")
 _NEW_TOKENS = 200
 _COLORS = ("\033[36m", "\033[33m")  # cyan and yellow: readable on dark and light
 _PLAIN = "\033[0m"
