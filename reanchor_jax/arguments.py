@@ -130,7 +130,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         "--draft-sampling",
         dest="draft_choice",
         choices=DRAFT_CHOICES,
-        default="argmax",
+        default="coupled",
         help="how drafts are chosen at temperature > 0 (default: %(default)s)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")

@@ -98,8 +98,10 @@ def _generate(args: argparse.Namespace) -> None:
     else:
         prompts = [Prompt(id="0", text=args.prompt, ids=encode(loaded.tokenizer, args.prompt, is_chat=args.chat))]
     request = _request(args, loaded.models)
-    method = args.method or ("autoregressive" if loaded.models.drafter is None else "reanchor")
-    if args.retain is not None and method != "reanchor":
+    method = args.method
+    if method is None:
+        method = "autoregressive" if loaded.models.drafter is None else "reanchor"
+    if args.retain is not None and method.partition(":")[0] != "reanchor":
         raise ValueError(f"--retain belongs to the method reanchor; got the method {method}.")
     ids = [prompt.ids for prompt in prompts]
     config = methods.method_config(method, loaded.models, ids, request=request)
@@ -159,15 +161,15 @@ def _figures(outcome: Outcome) -> str:
 
 def _bench(args: argparse.Namespace) -> None:
     names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
-    if args.retain is not None and "reanchor" not in names:
+    if args.retain is not None and not any(str(name).partition(":")[0] == "reanchor" for name in [*names, args.traces]):
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
     ids = [prompt.ids for prompt in prompts]
     configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
-    traced = None
-    if args.traces:
+    traced, traced_name = None, str(args.traces)
+    if args.traces is not None:
         traced = methods.method_config(args.traces, loaded.models, ids, request=request)
         if not traced.is_speculative:
             raise ValueError(f"--traces {args.traces}: plain decoding proposes nothing; name a method that drafts.")
@@ -197,8 +199,8 @@ def _bench(args: argparse.Namespace) -> None:
     text = tables.markdown_tables(figures, title=title)
     if traced is not None:
         found = traces.trace_statistics(loaded.models, ids, traced, request=request, show_progress=sys.stderr.isatty())
-        figures["traces"] = {args.traces: found}
-        text += "\n".join([*traces.statistics_lines(found, method=str(args.traces)), ""])
+        figures["traces"] = {traced_name: found}
+        text += "\n".join([*traces.statistics_lines(found, method=traced_name), ""])
     write_text(out / "results.json", _to_json(figures))
     write_text(out / "tables.md", text)
     block_size = 1 if loaded.models.drafter is None else loaded.models.drafter.config.block_size

@@ -9,6 +9,8 @@ import reprlib
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
+import numpy as np
+
 from reanchor_jax.fields import is_integer, is_number, is_positive
 
 RopeKind = Literal["default", "llama3", "yarn", "proportional"]
@@ -26,6 +28,7 @@ EXTENTS: tuple[Extent, ...] = get_args(Extent)
 EXPANSIONS: tuple[Expand, ...] = get_args(Expand)
 RETAIN_POLICIES: tuple[RetainPolicy, ...] = get_args(RetainPolicy)
 DRAFT_CHOICES: tuple[DraftChoice, ...] = get_args(DraftChoice)
+_MOST_NODES = 4096
 CACHE_CHUNK = 64  # slots a plain-XLA attention step reads at once; cache buffers are a multiple of it
 
 
@@ -277,7 +280,8 @@ class DecodeConfig:
     max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
     num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, 64 with `expand`, else the square of the block
         size, at most 256.
-    draft_choice: how draft tokens are picked from drafter logits at temperature > 0.
+    draft_choice: how draft tokens are picked from drafter logits at temperature > 0: `coupled` draws them with the noise with which the
+        target will draw at their place, `independent` with their own (the paper's), `argmax` takes the likeliest.
     min_confidence: blocks are cut before the first token that a drafter with a confidence head trusts less; 0 cuts nothing.
     steps_per_second: target passes per second with 1, 2, ... tokens (`schedule.read_cost_table`): blocks are cut where verifying more
         costs more than it is expected to bring; empty cuts nothing.
@@ -298,7 +302,7 @@ class DecodeConfig:
     num_ranks: int = 0
     max_offsets: int = 0
     num_nodes: int = 0
-    draft_choice: DraftChoice = "argmax"
+    draft_choice: DraftChoice = "coupled"
     min_confidence: float = 0.0
     steps_per_second: tuple[float, ...] = ()
     has_trace: bool = False
@@ -322,8 +326,11 @@ class DecodeConfig:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be True or False; got {getattr(self, name)!r}.")
         for name in ("num_ranks", "max_offsets", "num_nodes", "cache_length", "prefill_chunk"):
-            if not is_integer(getattr(self, name)):
-                raise ValueError(f"{name} must be an integer; got {getattr(self, name)!r}.")
+            value = getattr(self, name)
+            if isinstance(value, np.integer):  # `lengths.max() + 100` is one
+                object.__setattr__(self, name, int(value))
+            elif not is_integer(value):
+                raise ValueError(f"{name} must be an integer; got {value!r}.")
         if self.is_second_tried and self.attach.startswith("original_offset"):
             raise ValueError(f"is_second_tried needs a rule that looks for tokens; attach={self.attach!r} places blocks by their offset.")
         if self.max_offsets < 0:
@@ -333,8 +340,8 @@ class DecodeConfig:
                 f"max_offsets ({self.max_offsets}) needs retained states; set retain to one of {', '.join(RETAIN_POLICIES[1:])}."
             )
         self._check_expand()
-        if self.num_nodes < 0:
-            raise ValueError(f"num_nodes must be 0 or more; got {self.num_nodes}.")
+        if not 0 <= self.num_nodes <= _MOST_NODES:
+            raise ValueError(f"num_nodes must lie in 0..{_MOST_NODES}, its masks are square; got {reprlib.repr(self.num_nodes)}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
             raise ValueError("a config with is_speculative=False takes neither retain nor num_nodes; leave them out.")
         if not (is_number(self.min_confidence) and 0 <= self.min_confidence < 1):
@@ -367,6 +374,10 @@ class DecodeConfig:
             raise ValueError(f"num_ranks must be 0 or more; got {self.num_ranks}.")
         if not (is_number(self.reliability) and 0 <= self.reliability <= 1):
             raise ValueError(f"reliability must lie in [0, 1]; got {self.reliability!r}.")
+        if self.expand == "none" and self.num_ranks:
+            raise ValueError(f"num_ranks ({self.num_ranks}) belongs to trees; set expand to marginal or merge, or leave it out.")
+        if self.expand != "merge" and self.reliability != 1:
+            raise ValueError(f"reliability ({self.reliability}) belongs to expand='merge'; set that, or leave it out.")
         if self.expand == "none":
             return
         if not self.is_speculative:
@@ -405,7 +416,10 @@ class DecodeConfig:
 
     @classmethod
     def ddtree(cls, num_nodes: int = 64, **overrides) -> "DecodeConfig":
-        """DDTree: the likeliest num_nodes prefixes under the baseline block's distributions, anchor included."""
+        """DDTree: the likeliest num_nodes prefixes under the baseline block's distributions, anchor included.
+
+        Unlike the paper, trees of two blocks or more take the chain of likeliest tokens first; num_ranks tokens of a slot count.
+        """
         return cls(**{"expand": "marginal", "num_nodes": num_nodes, **overrides})
 
     @classmethod

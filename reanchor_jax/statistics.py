@@ -50,7 +50,7 @@ class StepInfo(NamedTuple):
     num_emitted: tokens committed by the round, bonus included.
     num_accepted: draft tokens the target agreed with before any cut by a stop token or the budget.
     num_nodes: trie nodes verified, anchor included.
-    num_offsets: shifted blocks drafted. num_attached: of those, the ones whose anchor stood in the baseline.
+    num_offsets: shifted blocks drafted. num_attached: of those, the ones whose anchor stood in the baseline, or on a node grown from it.
     num_dropped: nodes left out of the trie because its capacity was reached.
     is_shifted: whether the accepted path ended on a shifted block's node.
     trace: everything proposed, if the config asks for it (`has_trace`), else None.
@@ -155,10 +155,11 @@ def agreement_after_rejection(infos: list[StepInfo]) -> dict[int, Rate]:
     found: dict[int, list[int]] = {}
     for trace, _, _ in _traced_rounds(infos):
         block = trace.block_tokens[0]
+        size = block.size
         # the baseline's own nodes come first, in order, if the trie holds all of them
-        expected = trace.target_tokens[: block.size - 1]
-        agrees = block[1:] == expected
-        if agrees.all() or not (trace.node_tokens[: block.size] == block).all():
+        is_chain = trace.is_node[:size].all() and (trace.parents[1:size] == np.arange(size - 1)).all()
+        agrees = block[1:] == trace.target_tokens[: size - 1]
+        if agrees.all() or not is_chain or not (trace.node_tokens[:size] == block).all():
             continue
         rejected = int(np.argmin(agrees))
         for distance, agreed in enumerate(agrees[rejected + 1 :].tolist(), start=1):
@@ -203,7 +204,8 @@ def earliest_win_rate(infos: list[StepInfo], tokens: list[Int[np.ndarray, "B max
     """
     wins = []
     for trace, info_index, (row, start) in _traced_rounds(infos):
-        future, blocks = np.asarray(tokens[info_index])[row, start:], np.asarray(trace.block_tokens)
+        end = 1 + np.asarray(infos[info_index].num_emitted)[:, row].sum()
+        future, blocks = np.asarray(tokens[info_index])[row, start:end], np.asarray(trace.block_tokens)
         baseline = blocks[0]
         for own in blocks[1:][np.asarray(trace.is_block)[1:]]:
             sites = np.flatnonzero(baseline == own[0])

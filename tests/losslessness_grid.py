@@ -8,6 +8,7 @@ Out: a JSON file with, for every cell (method, draft choice, batch, temperature,
 """
 
 import argparse
+import importlib
 import itertools
 import json
 import os
@@ -45,6 +46,8 @@ def main():
     parser.add_argument("--batches", default="5,1")
     parser.add_argument("--huggingface", type=Path, help="directory of the target in transformers' layout: compare greedy rows with it too")
     arguments = parser.parse_args()
+    if arguments.huggingface is not None:
+        importlib.import_module("torch")  # missing, it is missed now and not after hours
     settings = {name: str(value) for name, value in vars(arguments).items() if name not in ("out", "huggingface")}
     report = {"settings": settings, "cells": {}}
     if arguments.out.exists():

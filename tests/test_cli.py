@@ -134,6 +134,9 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     assert counted["matched"] == {"hits": 0, "total": 0, "share": None}
     assert counted["agreement"]["total"] == sum(rate["total"] for rate in counted["agreement_by_distance"].values())
     assert "| drafts behind a rejected one that equal" in (out / "tables.md").read_text()
+    status, _, err = _run(capsys, *arguments, "--methods", "dflash", "--traces", "")
+    assert status == 2
+    assert "unknown method ''" in err
     status, _, err = _run(capsys, *arguments, "--traces", "autoregressive")
     assert status == 2
     assert "plain decoding proposes nothing" in err

@@ -5,6 +5,7 @@ import dataclasses
 import math
 import re
 
+import numpy as np
 import pytest
 from tiny import tiny_drafter_config, tiny_family_config, tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
 
@@ -62,6 +63,14 @@ def test_a_small_block_gives_a_small_trie():
 def test_more_than_a_block_or_a_trie_can_give_is_refused(config, text):
     with pytest.raises(ValueError, match=re.escape(text)):
         config.resolve(16)
+
+
+def test_integers_of_numpy_are_integers():
+    config = DecodeConfig.ddtree(np.int64(20), cache_length=np.asarray([3, 90]).max())
+    assert config == DecodeConfig.ddtree(20, cache_length=90)
+    assert (type(config.num_nodes), type(config.cache_length)) == (int, int)
+    with pytest.raises(ValueError, match="cache_length must be an integer"):
+        DecodeConfig.dflash(cache_length=np.float32(64))
 
 
 def test_configs_cannot_be_changed_or_given_by_position():
@@ -384,6 +393,9 @@ def test_null_counts_as_absent():
         ({"expand": "merge", "retain": "both", "min_confidence": 0.5}, "expand='merge' takes a number of nodes; leave out min_confidence"),
         ({"reliability": 1.5}, "reliability must lie in [0, 1]; got 1.5"),
         ({"reliability": NAN}, "reliability must lie in [0, 1]; got nan"),
+        ({"num_nodes": 4097}, "num_nodes must lie in 0..4096, its masks are square; got 4097"),
+        ({"num_ranks": 8}, "num_ranks (8) belongs to trees; set expand"),
+        ({"expand": "marginal", "reliability": 0.5}, "reliability (0.5) belongs to expand='merge'"),
         ({"num_ranks": -1}, "num_ranks must be 0 or more; got -1"),
         ({"num_ranks": 2.0}, "num_ranks must be an integer; got 2.0"),
         ({"min_confidence": "0.5"}, "min_confidence must lie in [0, 1); got '0.5'"),

@@ -10,7 +10,7 @@ from situations import BLOCK, small_models
 
 from reanchor_jax import DecodeConfig
 from reanchor_jax.cache import Committed, init_cache, write
-from reanchor_jax.decoding.draft import draft_blocks
+from reanchor_jax.decoding.draft import draft_blocks, draft_candidates
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import draft_noise, filter_logits, make_sampling, position_noise, row_keys
 from reanchor_jax.models.drafter import BlockContext
@@ -44,8 +44,8 @@ def drawn(family):
     return models, committed, retained, rng.integers(61, size=ROWS).astype(np.int32)
 
 
-@functools.partial(jax.jit, static_argnames=("draft_choice", "num_blocks"))
-def draft(models, committed, retained, anchors, noise, *, draft_choice, num_blocks=1 + ENTRIES):
+@functools.partial(jax.jit, static_argnames=("draft_choice", "num_blocks", "is_tree"))
+def draft(models, committed, retained, anchors, noise, *, draft_choice, num_blocks=1 + ENTRIES, is_tree=False):
     positions = jnp.broadcast_to(jnp.arange(committed.shape[1], dtype=jnp.int32), committed.shape[:2])
     entries = models.drafter.context_keys_values(committed, positions)
     # NaN in every slot nobody may read, those behind each row's own length included
@@ -54,19 +54,11 @@ def draft(models, committed, retained, anchors, noise, *, draft_choice, num_bloc
     is_real = (jnp.arange(SLOTS)[None] < LENGTHS[:, None])[:, None, :, None]
     cache = tuple(jnp.where(is_real, buffer, jnp.nan) for buffer in cache)
     lengths = jnp.asarray(LENGTHS)
-    return draft_blocks(
-        models.target,
-        models.drafter,
-        anchors,
-        Committed(layers=cache, lengths=lengths),
-        retained,
-        row_keys(jax.random.key(9), ROWS),
-        SAMPLING,
-        noise,
-        is_running=jnp.ones(ROWS, bool),
-        num_blocks=num_blocks,
-        config=DecodeConfig(draft_choice=draft_choice),
-    )
+    state = Committed(layers=cache, lengths=lengths), retained, row_keys(jax.random.key(9), ROWS), SAMPLING, noise
+    given = {"num_blocks": num_blocks, "config": DecodeConfig(draft_choice=draft_choice)}
+    if is_tree:
+        return draft_candidates(models.target, models.drafter, anchors, *state, **given)
+    return draft_blocks(models.target, models.drafter, anchors, *state, is_running=jnp.ones(ROWS, bool), **given)
 
 
 @functools.cache
@@ -173,3 +165,27 @@ def test_a_smaller_bucket_drafts_the_same_blocks():
     np.testing.assert_array_equal(fewer.tokens, whole.tokens[:, :3])
     np.testing.assert_array_equal(fewer.sites, whole.sites[:, :3])
     assert (whole.sites[:, 3:] == -1).all()
+
+
+@pytest.mark.parametrize(
+    ("family", "draft_choice"),
+    [
+        ("domino", "coupled"),
+        pytest.param("dspark", "independent", marks=pytest.mark.slow),
+        pytest.param("dspark_dflare", "coupled", marks=pytest.mark.slow),
+        pytest.param("llama", "coupled", marks=pytest.mark.slow),
+        pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
+    ],
+)
+def test_the_likeliest_candidates_are_the_tokens_drafted_and_a_head_reads_them(family, draft_choice):
+    """Noise of the target's belongs to places: where a shifted block will stand is not known, so its candidates are ranked without."""
+    models, committed, retained, anchors = drawn(family)
+    found = draft(models, committed, retained, anchors, target_noise(), draft_choice=draft_choice, is_tree=True)
+    for row in range(ROWS):
+        for block in range(1 + COUNTS[row]):
+            anchor = retained.tokens[row, block - 1] if block else anchors[row]
+            offset = int(retained.offsets[row, block - 1]) if block else 0
+            choice = "argmax" if block and draft_choice == "coupled" else draft_choice
+            assert found.tokens[row, block, :, 0].tolist() == drafted_tokens(family, row, block, anchor, offset, choice)
+    assert (np.diff(found.log_probs[0]) <= 0).all()  # at temperature 0 the likeliest come first
+    assert found.is_block.sum(axis=1).tolist() == (1 + COUNTS).tolist()

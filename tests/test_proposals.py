@@ -47,6 +47,13 @@ def test_grown_trees_leave_the_output_equal(tree):
         assert np.asarray(info.num_attached).any() == (config.retain != "none")
 
 
+def test_a_small_tree_too_keeps_the_states_of_the_baseline_it_holds():
+    """Below two blocks the chain of likeliest tokens is not forced in; what is in of it is retained all the same."""
+    config = dataclasses.replace(small_config("suffix", "argmax"), expand="merge", num_nodes=BLOCK + 2)
+    info = expect_equal(situation("often_right"), config, seed=9, max_new_tokens=SHORT).info
+    assert np.asarray(info.num_offsets).any()
+
+
 @pytest.mark.parametrize("proposal", [pytest.param(one, marks=[pytest.mark.slow] * (index > 1)) for index, one in enumerate(PROPOSALS)])
 def test_every_way_to_attach_and_retain_leaves_the_output_equal(proposal):
     config = dataclasses.replace(small_config("both", "argmax"), max_offsets=0, num_nodes=20, **proposal)

@@ -141,3 +141,32 @@ def test_sub_shapes_of_a_verified_trie_are_scored_without_the_models():
 def test_rounds_without_a_trace_are_refused():
     with pytest.raises(ValueError, match="decode with a config of has_trace=True"):
         agreement_after_rejection([INFO])
+
+
+def test_tokens_that_spell_the_baseline_without_being_its_chain_count_for_nothing():
+    info, _ = traced()
+    # first round: the node of 3 hangs below the anchor, a sibling that no draft made
+    parents = info.trace.parents.copy()
+    parents[0, 0, 3] = 0
+    assert agreement_after_rejection([info._replace(trace=info.trace._replace(parents=parents))]) == {}
+    # a baseline that was cut: padding holds 0, and so does the draft
+    blocks, nodes, is_node = info.trace.block_tokens.copy(), info.trace.node_tokens.copy(), info.trace.is_node.copy()
+    blocks[0, 0, 0, 3], nodes[0, 0, 3], is_node[0, 0, 3] = 0, 0, False
+    cut = info.trace._replace(block_tokens=blocks, node_tokens=nodes, is_node=is_node)
+    assert agreement_after_rejection([info._replace(trace=cut)]) == {}
+    # other tokens in the trie than the block's
+    nodes = info.trace.node_tokens.copy()
+    nodes[0, 0, 3] = 4
+    assert agreement_after_rejection([info._replace(trace=info.trace._replace(node_tokens=nodes))]) == {}
+
+
+def test_groups_that_fall_short_of_the_best_path_are_not_tested():
+    info, tokens = traced()
+    # first round: the shifted block attaches at index 1 now, where its path accepts nothing and the baseline one draft
+    blocks = info.trace.block_tokens.copy()
+    blocks[0, 0, 1] = [1, 8, 8, 8]
+    text = np.asarray([[9, 1, 2, 5, 6, 7, 7, 2]])
+    changed = info._replace(trace=info.trace._replace(block_tokens=blocks))._replace(num_emitted=np.asarray([[2], [5]]))
+    assert earliest_win_rate([changed], [text]).total == 1
+    # what stands past the last token emitted is nobody's
+    assert earliest_win_rate([info], [np.pad(tokens, ((0, 0), (0, 9)), constant_values=7)]) == earliest_win_rate([info], [tokens])

@@ -5,6 +5,8 @@ Out: Outcomes on the host, a prompt each; or the tokens of each round as they co
 Source: the presets of DecodeConfig. A prompt's key is folded from the seed and its index, so a batch size changes no output.
 """
 
+import re
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -26,18 +28,7 @@ from reanchor_jax.statistics import ROUND_FIELDS, Emitted, StepInfo
 _RETAINING = tuple(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline"))
 METHODS = ("autoregressive", "dflash", "reanchor", *_RETAINING, "ddtree", "reanchor-tree")
 # what a method's name may set behind a colon
-OPTIONS = (
-    "retain",
-    "attach",
-    "is_second_tried",
-    "extent",
-    "expand",
-    "reliability",
-    "num_ranks",
-    "max_offsets",
-    "num_nodes",
-    "draft_choice",
-)
+OPTIONS = ("retain", "attach", "is_second_tried", "extent", "reliability", "num_ranks", "max_offsets", "num_nodes", "draft_choice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +48,7 @@ class Request:
     min_p: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    draft_choice: DraftChoice = "argmax"
+    draft_choice: DraftChoice = "coupled"
     retain: str | None = None
     num_nodes: int | None = None
     cache_length: int | None = None
@@ -96,6 +87,8 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     if base not in METHODS:
         raise ValueError(f"unknown method {base!r}; methods are {', '.join(METHODS)}.")
     options = dict(_read_option(name, text) for text in given)
+    if len(options) < len(given) or (base in _RETAINING and "retain" in options):
+        raise ValueError(f"method {name!r} sets an option twice; give each once.")
     if base == "autoregressive" and options:
         raise ValueError(f"method {name!r}: plain decoding has no options; leave out {', '.join(options)}.")
     if base != "autoregressive" and models.drafter is None:
@@ -116,8 +109,11 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     if base in _RETAINING:
         options = {"retain": base.removeprefix("reanchor-"), **options}
     presets = {"dflash": DecodeConfig.dflash, "ddtree": DecodeConfig.ddtree, "reanchor-tree": DecodeConfig.reanchor_tree}
-    config = presets.get(base, DecodeConfig.reanchor)(**options)
-    config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
+    try:
+        config = presets.get(base, DecodeConfig.reanchor)(**options)
+        config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
+    except ValueError as error:
+        raise ValueError(f"method {name}: {error}") from error
     return config
 
 
@@ -240,11 +236,12 @@ def _read_option(name: str, text: str) -> tuple[str, Any]:
     if option not in OPTIONS:
         raise ValueError(f"method {name!r} sets {option!r}; options are {', '.join(OPTIONS)}, each written option=value.")
     kind = type(next(field.default for field in fields(DecodeConfig) if field.name == option))
-    try:
-        return option, {"true": True, "false": False}[value.lower()] if kind is bool else kind(value)
-    except (ValueError, KeyError):
-        wanted = {bool: "true or false", int: "a whole number", float: "a number"}[kind]
-        raise ValueError(f"method {name!r}: {option} must be {wanted}; got {value!r}.") from None
+    # written in one way only, so that one config has one name
+    forms = {bool: ("true|false", "true or false"), int: ("0|[1-9][0-9]{0,8}", "a whole number"), float: (r"[0-9]+(\.[0-9]+)?", "a number")}
+    form, wanted = forms.get(kind, (".*", ""))
+    if not re.fullmatch(form, value):
+        raise ValueError(f"method {reprlib.repr(name)}: {option} must be {wanted}; got {reprlib.repr(value)}.")
+    return option, value == "true" if kind is bool else kind(value)
 
 
 def _cache_length(models: Models, prompts: Sequence[Sequence[int]], request: Request) -> int:

@@ -1,7 +1,7 @@
 """Draft the baseline block and all shifted blocks in one batched pass, and choose their tokens.
 
 In: the anchor, the drafter's context cache, retained states.
-Out: block tokens and the site where each shifted block attaches.
+Out: block tokens and the site where each shifted block attaches; or, for a tree, the likeliest tokens of every slot.
 Source: ReAnchor Algorithm 1 (lines 1-14). Blocks never see each other; the committed context is shared, never copied per block.
 """
 
@@ -96,15 +96,23 @@ def draft_candidates(
 ) -> Candidates:
     """Draft as `draft_blocks`, and return the likeliest tokens of every slot in place of one.
 
-    Their log-probabilities are the drafter's own, untempered, where tokens are chosen by argmax; filtered as the target's where they are
-    sampled, with the noise already in them if it is the draft's own. A causal head reads the block's own first choices.
+    Their log-probabilities are the drafter's own, untempered; where tokens are sampled, filtered as the target's, with the noise (times the
+    temperature) already in them if it is the draft's own. A causal head reads the block's own likeliest tokens so ranked.
     """
     blocks = _run(target, drafter, anchors, committed, retained, num_blocks)
     logits = blocks.logits
     if drafter.causal_head is not None:
-        pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
-        given = (blocks.anchors, blocks.states, logits, blocks.offsets)
-        logits = _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=0))[1]
+        is_coupled = config.draft_choice == "coupled"
+
+        def pick(logits, first_positions):
+            given = {"lengths": committed.lengths, "keys": keys, "sampling": sampling, "noise": noise, "first_block": 0}
+            tokens = _pick(logits, first_positions, **given, draft_choice=config.draft_choice)
+            if is_coupled:  # the target's noise belongs to places, and of a shifted block they are not known yet
+                tokens = tokens.at[:, 1:].set(argmax(logits[:, 1:]))
+            return tokens
+
+        first_positions = jnp.zeros_like(blocks.offsets) if is_coupled else blocks.offsets
+        logits = _choose_in_turn(target, drafter, drafter.causal_head, blocks.anchors, blocks.states, logits, first_positions, pick)[1]
     logits = drafter.spread(logits).astype(jnp.float32)
     num_ranks = min(config.num_ranks or 16, logits.shape[-1])
 
@@ -117,21 +125,20 @@ def draft_candidates(
 
     def sample():
         rows, _, num_drafts, vocab_size = logits.shape
-        filtered = filter_logits(logits.reshape(rows, -1, vocab_size), sampling).reshape(logits.shape)
+        temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None, None]
+        # log q + T G ranks as (log q) / T + G does, and leaves the sums along a path as sure as the drafter is
+        filtered = temperature * filter_logits(logits.reshape(rows, -1, vocab_size), sampling).reshape(logits.shape)
         distance = 1 + jnp.arange(num_drafts, dtype=jnp.int32)[None, None, :]
         if config.draft_choice == "independent":
             positions = committed.lengths[:, None, None] + blocks.offsets[..., None] + distance
-            ranked = filtered + draft_noise(keys, positions, first_block=0, vocab_size=vocab_size)
+            ranked = filtered + temperature * draft_noise(keys, positions, first_block=0, vocab_size=vocab_size)
             scored = jax.nn.log_softmax(ranked, axis=-1)
         else:
             # the baseline's slots stand where they are drafted; where a shifted block will stand is not known yet
-            ranked = filtered.at[:, 0].add(noise[:, :num_drafts])
+            ranked = filtered.at[:, 0].add(temperature[:, 0] * noise[:, :num_drafts])
             scored = jax.nn.log_softmax(filtered, axis=-1)
         is_sampled = sampling.temperature[:, None, None, None] > 0
-        tokens, log_probs = likeliest(
-            jnp.where(is_sampled, ranked, logits), jnp.where(is_sampled, scored, jax.nn.log_softmax(logits, axis=-1))
-        )
-        return tokens, log_probs
+        return likeliest(jnp.where(is_sampled, ranked, logits), jnp.where(is_sampled, scored, jax.nn.log_softmax(logits, axis=-1)))
 
     if config.draft_choice == "argmax":
         tokens, log_probs = greedy()

@@ -4,7 +4,8 @@ In: the likeliest tokens of every slot of every block, and the blocks' anchors.
 Out: Trie.
 Source: DDTree (Ringel & Romano, arXiv 2604.12989) Algorithm 1 for one block: the N most probable prefixes under its marginals. Shifted
     blocks join the same order: where a prefix of the baseline ends on a block's anchor token, the block's first slot continues it.
-    A heap would take N turns one after another; here all prefixes of one length are taken at once, with the same result.
+    A heap would take N turns one after another; here all prefixes of one length are taken at once. From one block the result is the heap's;
+    where many shifted blocks continue one prefix alike, they share the N places of a length, and a few unlikely nodes may differ.
 """
 
 from typing import NamedTuple
@@ -71,7 +72,8 @@ def expand(
     A prefix scores the sum of its tokens' log-probabilities, and log_reliability where it goes over to a shifted block: at the first token
     equal to the block's anchor. One token under one node is one node, whichever blocks propose it, and all of them continue it.
     has_spine: the baseline's likeliest tokens come first, whatever they score; they are nodes 0 .. K1.
-    noise: of the tokens 1, 2, ... places after the anchor; added to the log-probabilities of rows where is_sampled.
+    noise: of the tokens 1, 2, ... places after the anchor; in rows where is_sampled it is added to a slot's log-probabilities, which then
+        sum to 1 over its candidates.
     Ties go to the shorter prefix, then to the better parent, then to the likelier token; at most num_nodes prefixes of a length grow on.
     """
 
@@ -85,6 +87,10 @@ def expand(
 def _expand_row(candidates: Candidates, noise, is_sampled, *, num_nodes: int, log_reliability: float, has_spine: bool) -> Trie:
     num_blocks, num_drafts, num_ranks = candidates.tokens.shape
     width = num_nodes
+
+    def rank(scores, is_spine):
+        return jnp.where(is_spine & has_spine, jnp.inf, scores)
+
     is_shifted = candidates.is_block & (jnp.arange(num_blocks) > 0)
 
     def attach(own: _Heads, tokens: Int[Array, " W"]) -> _Heads:
@@ -95,7 +101,7 @@ def _expand_row(candidates: Candidates, noise, is_sampled, *, num_nodes: int, lo
         is_here = own.is_open & (tokens[:, None] == candidates.anchors[None, :]) & is_baseline[:, None]
         own = own._replace(is_open=own.is_open & ~is_here)
         begun = jnp.where(is_here, own.scores[:, None] + log_reliability, -jnp.inf).reshape(-1)
-        keys, chosen = jax.lax.top_k(jnp.concatenate([_keys(own.scores, own.is_spine), begun]), width)
+        keys, chosen = jax.lax.top_k(jnp.concatenate([rank(own.scores, own.is_spine), begun]), width)
         is_own = chosen < width
         head = jnp.where(is_own, chosen, (chosen - width) // num_blocks)
         picked = jax.tree.map(lambda field: field[head], own)
@@ -105,7 +111,7 @@ def _expand_row(candidates: Candidates, noise, is_sampled, *, num_nodes: int, lo
             blocks=jnp.where(is_own, picked.blocks, (chosen - width) % num_blocks),
             slots=jnp.where(is_own, picked.slots, 0),
             is_spine=picked.is_spine & is_own,
-            is_open=picked.is_open & is_own[:, None],
+            is_open=picked.is_open,
         )
 
     def deepen(heads: _Heads, depth: Int[Array, ""]) -> tuple[_Heads, _Entries]:
@@ -117,7 +123,7 @@ def _expand_row(candidates: Candidates, noise, is_sampled, *, num_nodes: int, lo
             log_probs = jnp.where(is_sampled, perturbed, log_probs)
         scores = jnp.where((heads.slots < num_drafts)[:, None], heads.scores[:, None] + log_probs, -jnp.inf)
         is_spine = (heads.is_spine & (heads.slots < num_drafts))[:, None] & (jnp.arange(num_ranks) == 0)[None, :]
-        keys, chosen = jax.lax.top_k(_keys(scores, is_spine).reshape(-1), width)
+        keys, chosen = jax.lax.top_k(rank(scores, is_spine).reshape(-1), width)
         parent = chosen // num_ranks
         tokens, scores, is_spine = (field.reshape(-1)[chosen] for field in (tokens, scores, is_spine))
         nodes = heads.nodes[parent]
@@ -146,7 +152,7 @@ def _expand_row(candidates: Candidates, noise, is_sampled, *, num_nodes: int, lo
         nodes=jnp.zeros((width,), jnp.int32),
         blocks=jnp.zeros((width,), jnp.int32),
         slots=jnp.zeros((width,), jnp.int32),
-        is_spine=is_root & has_spine,
+        is_spine=is_root,
         is_open=jnp.broadcast_to(is_shifted, (width, num_blocks)),
     )
     heads = attach(root, jnp.broadcast_to(candidates.anchors[0], (width,)))
@@ -186,7 +192,3 @@ def _take(entries: _Entries, anchor: Int[Array, ""], num_nodes: int) -> Trie:
         ancestors=ancestors,
         num_dropped=jnp.int32(0),
     )
-
-
-def _keys(scores: Float[Array, " *N"], is_spine: Bool[Array, " *N"]) -> Float[Array, " *N"]:
-    return jnp.where(is_spine, jnp.inf, scores)

@@ -64,7 +64,7 @@ def propose(
             log_reliability=math.log(config.reliability) if config.reliability else -math.inf,
             # a chain that fills the tree leaves no room for likelier nodes
             has_spine=config.num_nodes >= 2 * drafter.config.block_size,
-            noise=noise if is_coupled else None,
+            noise=state.sampling.temperature[:, None, None] * noise if is_coupled else None,
             is_sampled=state.sampling.temperature > 0 if is_coupled else None,
         )
         is_here = (candidates.anchors[:, 1:, None] == trie.tokens[:, None, :]) & (trie.is_node & (trie.blocks == 0))[:, None, :]
