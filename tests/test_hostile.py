@@ -159,7 +159,7 @@ def test_a_drafter_of_another_target_is_refused(overrides, text):
         ({"max_offsets": 3}, r"max_offsets \(3\) needs retained states; set retain to one of baseline, suffix, deepest, both, descendants"),
         ({"cache_length": 0}, "cache_length must be at least 1; got 0"),
         ({"prefill_chunk": 100}, "prefill_chunk must be a positive multiple of 64; got 100"),
-        ({"num_nodes": -1}, "num_nodes must be 0 or more; got -1"),
+        ({"num_nodes": -1}, "num_nodes must lie in 0..4096"),
         ({"is_speculative": False, "num_nodes": 16}, "is_speculative=False takes neither retain nor num_nodes; leave them out"),
         ({"is_speculative": False, "retain": "both"}, "is_speculative=False takes neither retain nor num_nodes; leave them out"),
         ({"block_buckets": (4, 4)}, r"block_buckets must be a tuple of strictly rising positive integers; got \(4, 4\)"),
