@@ -5,7 +5,7 @@ B rows, P prompt tokens or places of a path, T tokens of this call, S cache slot
 K tokens of a block or slots of a drafting pass, K1 drafted tokens, M blocks (baseline + shifted) or paths,
 N trie nodes, V vocabulary, D width, H query heads, G key/value heads, R = H/G or retained entries, A width of a head,
 F width of a feature or of the MLP, L layers, E taps, C training anchors, Z stop ids, J positions that have noise,
-W entries of a training window.
+W entries of a training window or heads of a growing tree, Q candidates of a slot.
 """
 
 from reanchor_jax.checkpoint import load, save

@@ -4,8 +4,17 @@ Compilation takes most of the time of tests this small, so the compiler's expens
 """
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_default_matmul_precision", "highest")
 jax.config.update("jax_disable_most_optimizations", True)
+
+
+@pytest.fixture(autouse=True)
+def few_programs(request):
+    """Slow tests compile hundreds of programs; a process that keeps them all runs out of memory maps, and the compiler crashes."""
+    yield
+    if request.node.get_closest_marker("slow"):
+        jax.clear_caches()

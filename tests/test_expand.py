@@ -120,9 +120,9 @@ def assert_equal(trie, row, nodes):
     [(1, 23, False, 0.0), (1, 23, True, 0.0), (4, 31, True, -0.5), (4, 31, False, 0.0)],
 )
 def test_trees_equal_a_heap(num_blocks, num_nodes, has_spine, log_reliability, is_tied):
-    """A thousand rows in all; with few tokens anchors are met often, and several blocks propose the same token."""
+    """A thousand of one block, as many of four; with few tokens anchors are met often, and several blocks propose the same token."""
     rng = np.random.default_rng(num_blocks + 2 * has_spine + is_tied)
-    rows = [drawn(rng, num_blocks=num_blocks, num_drafts=5, vocab_size=11, is_tied=is_tied) for _ in range(125)]
+    rows = [drawn(rng, num_blocks=num_blocks, num_drafts=5, vocab_size=11, is_tied=is_tied) for _ in range(250)]
     batch = Candidates(*(jnp.asarray(np.stack(field)) for field in zip(*rows, strict=True)))
     trie = jax.tree.map(np.asarray, jitted(num_nodes, log_reliability, has_spine)(batch))
     shifted = 0
