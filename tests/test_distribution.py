@@ -78,6 +78,8 @@ def test_sampled_texts_follow_the_targets_distribution(models, proposal, draft_c
     is_rare = num_rows * expected < 5
     observed = np.append(counts[~is_rare], counts[is_rare].sum())
     wanted = num_rows * np.append(expected[~is_rare], expected[is_rare].sum())
+    possible = wanted > 0  # with many rows only what cannot come may be rare
+    observed, wanted = observed[possible], wanted[possible]
     statistic = ((observed - wanted) ** 2 / wanted).sum()
     assert chi2.sf(statistic, df=observed.size - 1) > FALSE_ALARM / len(CASES)
     assert observed.size > 30
