@@ -230,7 +230,14 @@ def test_memory_does_not_grow_with_the_model(tmp_path):
     program = CONVERT.replace(
         'print("ready"', 'from reanchor_jax import weights\nweights._CHUNK_BYTES, weights._GROUP_BYTES = 1 << 23, 1 << 24\nprint("ready"'
     )
-    shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "vocab_size": 30011, "num_hidden_layers": 14}
+    shape = {
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "vocab_size": 30011,
+        "eos_token_id": 30009,
+        "num_hidden_layers": 14,
+    }
     config = QWEN3_4B | shape
     total = write_checkpoint(tmp_path / "source", config, (200 << 20, 5 << 20, 60 << 20))
     largest = 2 * 30011 * 1024
