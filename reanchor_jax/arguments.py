@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
-from reanchor_jax.bench.methods import METHODS
+from reanchor_jax.bench.methods import METHODS, Request
 from reanchor_jax.checkpoint import DTYPES
 from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
 from reanchor_jax.training.recipe import DrafterShape, RolloutConfig
@@ -130,7 +130,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         "--draft-sampling",
         dest="draft_choice",
         choices=DRAFT_CHOICES,
-        default="coupled",
+        default=Request.draft_choice,
         help="how drafts are chosen at temperature > 0 (default: %(default)s)",
     )
     parser.add_argument("--ignore-eos", action="store_true", help="do not stop at the model's end tokens")

@@ -161,18 +161,18 @@ def _figures(outcome: Outcome) -> str:
 
 def _bench(args: argparse.Namespace) -> None:
     names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
-    if args.retain is not None and not any(str(name).partition(":")[0] == "reanchor" for name in [*names, args.traces]):
+    if args.retain is not None and not any(name.partition(":")[0] == "reanchor" for name in [*names, args.traces or ""]):
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
     ids = [prompt.ids for prompt in prompts]
     configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
-    traced, traced_name = None, str(args.traces)
-    if args.traces is not None:
-        traced = methods.method_config(args.traces, loaded.models, ids, request=request)
-        if not traced.is_speculative:
-            raise ValueError(f"--traces {args.traces}: plain decoding proposes nothing; name a method that drafts.")
+    named = () if args.traces is None else (args.traces,)
+    traced = {name: methods.method_config(name, loaded.models, ids, request=request) for name in named}
+    for name, config in traced.items():
+        if not config.is_speculative:
+            raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
     out = settle(Path(args.out))
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
@@ -197,10 +197,10 @@ def _bench(args: argparse.Namespace) -> None:
     figures = compare.results(loaded.models, ids, runs, request=request)
     title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
     text = tables.markdown_tables(figures, title=title)
-    if traced is not None:
-        found = traces.trace_statistics(loaded.models, ids, traced, request=request, show_progress=sys.stderr.isatty())
-        figures["traces"] = {traced_name: found}
-        text += "\n".join([*traces.statistics_lines(found, method=traced_name), ""])
+    for name, config in traced.items():
+        found = traces.trace_statistics(loaded.models, ids, config, request=request, show_progress=sys.stderr.isatty())
+        figures["traces"] = {name: found}
+        text += "\n".join([*traces.statistics_lines(found, method=name), ""])
     write_text(out / "results.json", _to_json(figures))
     write_text(out / "tables.md", text)
     block_size = 1 if loaded.models.drafter is None else loaded.models.drafter.config.block_size

@@ -153,6 +153,11 @@ def read_lines(path: Path | str) -> Iterator[tuple[str, str]]:
 
 
 def write_text(path: Path | str, text: str) -> None:
+    """Write a text as `write_bytes` does, in UTF-8."""
+    write_bytes(path, text.encode("utf-8"))
+
+
+def write_bytes(path: Path | str, content: bytes) -> None:
     """Write a file under a temporary name beside it, then rename it: the file is old or new, never half.
 
     A symbolic link stays, the file it names is written. A pipe or a device is written straight into.
@@ -161,13 +166,13 @@ def write_text(path: Path | str, text: str) -> None:
     # of a standard stream the real path may be no path at all (`pipe:[123]`), and a link that names itself has none
     is_plain = stat.S_ISREG(os.stat(path).st_mode) and place.is_file() if os.path.exists(path) else not place.is_symlink()
     if not is_plain:
-        with open(path, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(path, "wb") as file:
+            file.write(content)
         return
     temporary = place.with_name(f".{secrets.token_hex(8)}.partial")
     try:
-        with temporary.open("x", encoding="utf-8") as file:
-            file.write(text)
+        with temporary.open("xb") as file:
+            file.write(content)
         os.replace(temporary, place)
     finally:
         temporary.unlink(missing_ok=True)

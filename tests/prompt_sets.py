@@ -17,6 +17,7 @@ from reanchor_jax import load_pair, pairs
 from reanchor_jax.text import encode, load_tokenizer
 from reanchor_jax.training.rollouts import roll_out
 
+PAIR = "stories260k"
 NUM_HELD_OUT, HELD_OUT_TOKENS = 100, 32
 NUM_OWN, SHORTEST, LONGEST = 60, 5, 14
 
@@ -27,21 +28,24 @@ def main():
     parser.add_argument("--out", type=Path, required=True, help="folder to write to")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    pair = "stories260k"
-    tokenizer = load_tokenizer(pairs.path(pair))
-    stories = json.loads(arguments.stories.read_text(encoding="utf-8"))[-NUM_HELD_OUT:]
-    held_out = [encode(tokenizer, story)[:HELD_OUT_TOKENS] for story in stories]
-    target = load_pair(pair, dtype="float32").target
+    tokenizer = load_tokenizer(pairs.path(PAIR))
+    target = load_pair(PAIR, dtype="float32").target
     begin = [tokenizer.bos_token_id]
     texts = roll_out(target, [begin] * 4 * NUM_OWN, length=LONGEST + 1, temperatures=[1.0] * 4 * NUM_OWN, seed=arguments.seed).tokens
     rng = np.random.default_rng(arguments.seed)
     lengths = rng.integers(SHORTEST, LONGEST + 1, size=len(texts))
     own = list(dict.fromkeys(tuple(text[:length].tolist()) for text, length in zip(texts, lengths, strict=True)))[:NUM_OWN]
     arguments.out.mkdir(parents=True, exist_ok=True)
-    for name, prompts in (("held_out", held_out), ("own", own)):
+    for name, prompts in (("held_out", held_out(arguments.stories)), ("own", own)):
         lines = [json.dumps({"id": f"{name}-{index}", "ids": list(prompt)}) for index, prompt in enumerate(prompts)]
         (arguments.out / f"{name}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
         print(f"{len(lines)} prompts: {arguments.out / name}.jsonl")
+
+
+def held_out(stories: Path) -> list[list[int]]:
+    """The first tokens of the stories that never entered training."""
+    tokenizer = load_tokenizer(pairs.path(PAIR))
+    return [encode(tokenizer, story)[:HELD_OUT_TOKENS] for story in json.loads(stories.read_text(encoding="utf-8"))[-NUM_HELD_OUT:]]
 
 
 if __name__ == "__main__":

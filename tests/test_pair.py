@@ -3,19 +3,18 @@
 Held-out prompts are beginnings of stories that never entered training; they lie beside the project, not in it.
 """
 
-import json
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
+from prompt_sets import held_out
 
 import reanchor_jax
-from reanchor_jax.text import encode, load_tokenizer
 
 STORIES = Path(__file__).parents[2] / "shared" / "data" / "corpora" / "tinystories.json"
 needs_stories = pytest.mark.skipif(not STORIES.exists(), reason=f"the held-out stories are not at {STORIES}")
-PROMPT, NEW = 32, 100
+NEW = 100
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,15 +36,9 @@ def taus(models, prompts, config) -> np.ndarray:
     return reanchor_jax.tau_per_prompt([result.info])
 
 
-def held_out(count: int) -> np.ndarray:
-    tokenizer = load_tokenizer(reanchor_jax.pairs.path("stories260k"))
-    stories = json.loads(STORIES.read_text(encoding="utf-8"))[-100:]
-    return np.asarray([encode(tokenizer, story)[:PROMPT] for story in stories[:count]], np.int32)
-
-
 @needs_stories
 def test_tau_on_held_out_stories_keeps_its_floors(models):
-    prompts = held_out(12)
+    prompts = np.asarray(held_out(STORIES)[:12], np.int32)
     chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
     paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(num_nodes=96, cache_length=192, block_buckets=(), node_buckets=()))
     tree = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor_tree(64, cache_length=192, block_buckets=(), node_buckets=()))
@@ -57,7 +50,7 @@ def test_tau_on_held_out_stories_keeps_its_floors(models):
 @needs_stories
 @pytest.mark.slow
 def test_tau_gains_over_the_chain_on_all_held_out_stories(models):
-    prompts = held_out(100)
+    prompts = np.asarray(held_out(STORIES), np.int32)
     chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
     paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(cache_length=192))
     both = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(retain="both", cache_length=192))

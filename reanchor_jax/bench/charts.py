@@ -6,20 +6,20 @@ Source: ReAnchor's Figure 2 for the histograms; budgets as in DDTree's (arXiv 26
 """
 
 import importlib.util
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from reanchor_jax.files import settle
+from reanchor_jax.bench.compare import BASELINE
+from reanchor_jax.bench.tables import shares
+from reanchor_jax.text import write_bytes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _COLOURS = ("#1f5f99", "#b5541c", "#2f7d32", "#7b4fa0", "#a08020", "#3a8f8f", "#a03050", "#555555")
-_BASELINE = "autoregressive"
 
 
 def draw_histograms(results: Mapping[str, Any], *, block_size: int) -> "Figure":
@@ -31,11 +31,9 @@ def draw_histograms(results: Mapping[str, Any], *, block_size: int) -> "Figure":
     figure = _figure(width=max(2.2 * len(names), 3.2), height=2.6)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
     for panel, name, colour in zip(panels, names, _colours(names), strict=True):
-        counts = results["methods"][name]["histogram"]
-        counts = np.asarray([*counts[: block_size - 1], sum(counts[block_size - 1 :])], float)
-        shares = 100 * counts / max(counts.sum(), 1)
-        panel.bar(range(block_size), shares, color=[colour] * (block_size - 1) + ["#222222"])
-        panel.set_title(f"{name}\nτ {results['methods'][name]['tau']:.2f}, ceiling {shares[-1]:.1f} %", fontsize=8)
+        percents = [100 * share for share in shares(results["methods"][name]["histogram"], block_size=block_size)]
+        panel.bar(range(block_size), percents, color=[colour] * (block_size - 1) + ["#222222"])
+        panel.set_title(f"{name}\nτ {results['methods'][name]['tau']:.2f}, ceiling {percents[-1]:.1f} %", fontsize=8)
         panel.set_xlabel("accepted drafts", fontsize=8)
         _clean(panel)
     panels[0].set_ylabel("% of target passes", fontsize=8)
@@ -87,7 +85,7 @@ def draw_costs(results: Mapping[str, Any]) -> "Figure":
         axes.text(
             1e3 * seconds, place, f"  {figures['tau_pooled']:.2f} tokens, {figures['tokens_per_second']:,.0f}/s", va="center", fontsize=7
         )
-    plain = results["methods"][_BASELINE]["tokens_per_second"]
+    plain = results["methods"][BASELINE]["tokens_per_second"]
     if plain:
         axes.axvline(1e3 / plain, color="#222222", linestyle="--", linewidth=0.8)
     axes.set_yticks(range(len(names)), names, fontsize=7)
@@ -109,16 +107,15 @@ def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -
     }
     written = []
     for name, figure in charts.items():
-        path = settle(folder / f"{name}.png")
-        partial = path.with_name(f".{path.name}.partial")
-        figure.savefig(partial, format="png", dpi=150)
-        partial.replace(path)
-        written.append(path)
+        image = io.BytesIO()
+        figure.savefig(image, format="png", dpi=150)
+        written.append(folder / f"{name}.png")
+        write_bytes(written[-1], image.getvalue())
     return written
 
 
 def _drafting(results: Mapping[str, Any]) -> list[str]:
-    return [name for name in results["methods"] if name != _BASELINE]
+    return [name for name in results["methods"] if name != BASELINE]
 
 
 def _colours(names) -> list[str]:

@@ -48,7 +48,7 @@ class Request:
     min_p: float = 0.0
     seed: int = 0
     stop_token_ids: tuple[int, ...] = ()
-    draft_choice: DraftChoice = "coupled"
+    draft_choice: DraftChoice = DecodeConfig.draft_choice
     retain: str | None = None
     num_nodes: int | None = None
     cache_length: int | None = None
@@ -101,16 +101,16 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     if base == "autoregressive":
         return DecodeConfig.autoregressive(cache_length=cache_length)
     assert models.drafter is not None
-    options = {"cache_length": cache_length, "draft_choice": request.draft_choice, **options}
+    asked: dict[str, Any] = {"cache_length": cache_length, "draft_choice": request.draft_choice}
     if base != "dflash" and request.num_nodes:
-        options = {"num_nodes": request.num_nodes, **options}
+        asked["num_nodes"] = request.num_nodes
     if base == "reanchor" and request.retain:
-        options = {"retain": request.retain, **options}
+        asked["retain"] = request.retain
     if base in _RETAINING:
-        options = {"retain": base.removeprefix("reanchor-"), **options}
+        asked["retain"] = base.removeprefix("reanchor-")
     presets = {"dflash": DecodeConfig.dflash, "ddtree": DecodeConfig.ddtree, "reanchor-tree": DecodeConfig.reanchor_tree}
     try:
-        config = presets.get(base, DecodeConfig.reanchor)(**options)
+        config = presets.get(base, DecodeConfig.reanchor)(**(asked | options))
         config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
     except ValueError as error:
         raise ValueError(f"method {name}: {error}") from error

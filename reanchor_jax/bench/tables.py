@@ -67,18 +67,20 @@ def histograms(results: Mapping[str, Any], names: Sequence[str], *, block_size: 
     The last line, the ceiling, is the passes that accept at least a whole block.
     """
     column = (width - 5) // len(names) - 2
-    shares = []
-    for name in names:
-        counts = results["methods"][name]["histogram"]
-        counts = [*counts[: block_size - 1], sum(counts[block_size - 1 :])]
-        shares.append([count / max(sum(counts), 1) for count in counts])
-    largest = max(max(share) for share in shares) or 1.0
+    columns = [shares(results["methods"][name]["histogram"], block_size=block_size) for name in names]
+    largest = max(map(max, columns)) or 1.0
     lines = ["     " + "  ".join(name[:column].ljust(column) for name in names).rstrip()]
     for bin_ in range(block_size):
-        cells = [f"{_bar(share[bin_] / largest, column - 6)} {share[bin_]:5.1%}".ljust(column) for share in shares]
+        cells = [f"{_bar(share[bin_] / largest, column - 6)} {share[bin_]:5.1%}".ljust(column) for share in columns]
         label = f"{bin_:3d}  " if bin_ < block_size - 1 else f"{bin_:2d}+  "
         lines.append(label + "  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def shares(histogram: Sequence[int], *, block_size: int) -> list[float]:
+    """Share of target passes that accept 0, 1, ... drafts; the last, the ceiling, is of those that accept block_size - 1 or more."""
+    counts = [*histogram[: block_size - 1], sum(histogram[block_size - 1 :])]
+    return [count / max(sum(counts), 1) for count in counts]
 
 
 def _bar(fraction: float, width: int) -> str:

@@ -18,7 +18,7 @@ from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.request import check_request, check_state, is_traced, pad_stops
 from reanchor_jax.decoding.retain import init_retained
-from reanchor_jax.decoding.rounds import emitted_tokens, empty_info, noise_ahead, run_round
+from reanchor_jax.decoding.rounds import emitted_tokens, empty_info, empty_trace, noise_ahead, run_round
 from reanchor_jax.decoding.sampling import Sampling, choose, make_sampling, row_keys
 from reanchor_jax.decoding.state import DecodeState, Generation, num_places, num_slots, resolve_config, round_up
 from reanchor_jax.decoding.verify import prompt_mask
@@ -152,7 +152,8 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
     config = resolve_config(models, config)
     num_rows = prompts.shape[0]
     state, first = _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, config=config)
-    info = empty_info(num_rows, config, 1 if models.drafter is None else models.drafter.config.block_size)
+    block_size = 1 if models.drafter is None else models.drafter.config.block_size
+    info = empty_info(num_rows)._replace(trace=empty_trace(num_rows, config, block_size))
     # a round writes P entries at once, so the buffer has room for P beyond the last token
     blank = jnp.zeros((num_rows, buffer_length + num_places(models.drafter, config)), jnp.float32)
     outputs = _Outputs(

@@ -24,16 +24,16 @@ from reanchor_jax.models.target import Target
 
 
 class Proposal(NamedTuple):
-    """What the target is asked to verify. M is the config's largest number of blocks, whatever was drafted.
+    """What the target is asked to verify.
 
     num_attached: shifted blocks whose anchor token the baseline, or a tree grown from it, holds.
-    block_tokens: tokens of every block, its anchor first; of a grown tree, each slot's likeliest. is_block: False for padding.
+    block_tokens: tokens of every block, its anchor first; of a grown tree, each slot's likeliest. M is the config's largest number of
+        blocks, whatever was drafted; padding blocks hold anything. None unless the config asks for a trace.
     """
 
     trie: Trie
     num_attached: Int[Array, " B"]
-    block_tokens: Int[Array, "B M K"]
-    is_block: Bool[Array, "B M"]
+    block_tokens: Int[Array, "B M K"] | None
 
 
 def propose(
@@ -71,11 +71,8 @@ def propose(
         is_attached = jnp.any(is_here, axis=-1) & candidates.is_block[:, 1:]
         block_tokens = jnp.concatenate([candidates.anchors[..., None], candidates.tokens[..., 0]], axis=-1)
     missing = 1 + config.max_offsets - num_blocks
-    is_block = jnp.arange(1 + config.max_offsets, dtype=jnp.int32)[None, :] <= jnp.minimum(retained.counts, num_blocks - 1)[:, None]
-    block_tokens = jnp.pad(block_tokens, ((0, 0), (0, missing), (0, 0)))
     return Proposal(
         trie=trie,
         num_attached=jnp.sum(is_attached, axis=1, dtype=jnp.int32),
-        block_tokens=jnp.where(is_block[..., None], block_tokens, 0),
-        is_block=is_block,
+        block_tokens=jnp.pad(block_tokens, ((0, 0), (0, missing), (0, 0))) if config.has_trace else None,
     )

@@ -53,26 +53,29 @@ def emitted_tokens(choice: Choice, num_emitted: Int[Array, " B"]) -> Emitted:
     )
 
 
-def empty_info(num_rows: int, config: DecodeConfig, block_size: int) -> StepInfo:
-    """The info of a round that did nothing; config is resolved."""
+def empty_trace(num_rows: int, config: DecodeConfig, block_size: int) -> Trace | None:
+    """The trace of a round that did nothing, if the config asks for traces; config is resolved."""
+    if not config.has_trace:
+        return None
+    blocks = jnp.zeros((num_rows, 1 + config.max_offsets), jnp.int32)
+    nodes = jnp.zeros((num_rows, config.num_nodes), jnp.int32)
+    return Trace(
+        block_tokens=jnp.zeros((*blocks.shape, block_size), jnp.int32),
+        offsets=blocks,
+        is_block=blocks > 0,
+        node_tokens=nodes,
+        parents=nodes,
+        depths=nodes,
+        blocks=nodes,
+        is_node=nodes > 0,
+        target_tokens=nodes,
+    )
+
+
+def empty_info(num_rows: int) -> StepInfo:
+    """The info of a round that did nothing."""
     zero = jnp.zeros((num_rows,), jnp.int32)
-    trace = None
-    if config.has_trace:
-        blocks = jnp.zeros((num_rows, 1 + config.max_offsets), jnp.int32)
-        nodes = jnp.zeros((num_rows, config.num_nodes), jnp.int32)
-        trace = Trace(
-            block_tokens=jnp.zeros((*blocks.shape, block_size), jnp.int32),
-            offsets=blocks,
-            is_block=blocks > 0,
-            node_tokens=nodes,
-            parents=nodes,
-            depths=nodes,
-            blocks=nodes,
-            is_node=nodes > 0,
-            target_tokens=nodes,
-        )
     return StepInfo(
-        trace=trace,
         emitted=None,
         num_emitted=zero,
         num_accepted=zero,
@@ -126,7 +129,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             )
         features = jnp.take_along_axis(verified.features, walked.nodes[:, :, None], axis=1)
         is_shifted = jnp.take_along_axis(cut_trie.blocks, last_node[:, None], axis=1)[:, 0] > 0
-        target_tokens = jnp.pad(verified.choice.tokens, ((0, 0), (0, config.num_nodes - size)))
+        target_tokens = jnp.pad(verified.choice.tokens, ((0, 0), (0, config.num_nodes - size))) if config.has_trace else None
         return walked, choice, gather(verified.keys_values, walked.nodes), features, kept, is_shifted, target_tokens
 
     walked, choice, keys_values, features, kept, is_shifted, target_tokens = _smallest(
@@ -156,17 +159,21 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             num_attached=jnp.where(is_running, proposal.num_attached, 0),
             num_dropped=jnp.where(is_running, trie.num_dropped, 0),
             is_shifted=is_shifted & is_running,
-            trace=_trace(proposal, retained, target_tokens, is_running) if config.has_trace else None,
+            trace=_trace(proposal, retained, target_tokens, is_running),
         ),
     )
 
 
-def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B N"], is_running: Bool[Array, " B"]) -> Trace:
+def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B N"] | None, is_running: Bool[Array, " B"]) -> Trace | None:
+    """The trace of a round whose proposal and target tokens were kept for it."""
+    if proposal.block_tokens is None or target_tokens is None:
+        return None
     trie = proposal.trie
+    is_block = jnp.arange(proposal.block_tokens.shape[1], dtype=jnp.int32)[None, :] <= retained.counts[:, None]
     trace = Trace(
-        block_tokens=proposal.block_tokens,
-        offsets=jnp.where(proposal.is_block, jnp.pad(retained.offsets, ((0, 0), (1, 0))), 0),
-        is_block=proposal.is_block,
+        block_tokens=jnp.where(is_block[..., None], proposal.block_tokens, 0),
+        offsets=jnp.where(is_block, jnp.pad(retained.offsets, ((0, 0), (1, 0))), 0),
+        is_block=is_block,
         node_tokens=trie.tokens,
         parents=trie.parents,
         depths=trie.depths,
@@ -203,7 +210,7 @@ def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitt
         finish=finish,
         target_cache=write(state.target_cache, keys_values, state.lengths),
     )
-    info = empty_info(num_rows, DecodeConfig.autoregressive(), 1)
+    info = empty_info(num_rows)
     return new_state, emitted_tokens(choice, num_emitted), info._replace(num_emitted=num_emitted, num_nodes=num_emitted)
 
 
