@@ -9,7 +9,8 @@ W entries of a training window or heads of a growing tree, Q candidates of a slo
 """
 
 from reanchor_jax.checkpoint import load, save
-from reanchor_jax.config import DecodeConfig, DrafterConfig, TargetConfig
+from reanchor_jax.config import DrafterConfig, TargetConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import autoregress, generate, prefill, step
 from reanchor_jax.decoding.sampling import Sampling, make_sampling
 from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, Generation

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from reanchor_jax.bench.methods import METHODS, Request
+from reanchor_jax.bench.profiles import ProfileConfig
 from reanchor_jax.checkpoint import DTYPES
-from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
+from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES
 from reanchor_jax.training.recipe import DrafterShape, RolloutConfig
 from reanchor_jax.training.trainer import TrainConfig
 
@@ -49,7 +50,11 @@ def make_parser(
     prompt.add_argument("--prompt", metavar="TEXT", help="one prompt; its text is shown round by round")
     prompt.add_argument("--prompts", metavar="FILE", help="JSONL file of objects with `prompt` or `ids`, and optionally `id`")
     known = f"of {', '.join(METHODS)}; fields of DecodeConfig may follow: reanchor:attach=random:num_nodes=64"
-    generate.add_argument("--method", metavar="NAME", help=f"one {known} (default: reanchor, or autoregressive where there is no drafter)")
+    generate.add_argument(
+        "--method",
+        metavar="NAME",
+        help=f"one {known} (default: reanchor, with --profile scheduled, without a drafter autoregressive)",
+    )
     _add_request(generate)
     generate.add_argument("--json", metavar="FILE|-", help="write results as JSON to a file, or to standard output (-)")
 
@@ -63,6 +68,15 @@ def make_parser(
     bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=known)
     _add_request(bench)
     bench.add_argument("--out", metavar="DIR", required=True, help="folder for results.json and tables.md")
+
+    profile = add("profile", "measure what drafts and target passes cost here, for the method scheduled")
+    _add_models(profile)
+    profile.add_argument(
+        "--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`, like what will come"
+    )
+    profile.add_argument("--chat", action="store_true", help="wrap prompts by the tokenizer's chat template")
+    profile.add_argument("--out", metavar="FILE", required=True, help="JSON file to write")
+    add_fields(profile, ProfileConfig)
 
     add_convert_arguments(add("convert", "turn PyTorch checkpoints into a directory of ours"))
 
@@ -120,6 +134,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the block size squared, at most 256)",
     )
+    parser.add_argument("--profile", metavar="FILE", help="costs for the method scheduled, measured by the command profile")
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
     parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")

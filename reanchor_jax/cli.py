@@ -21,13 +21,14 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import charts, compare, demo, methods, tables, traces
+from reanchor_jax.bench import charts, compare, demo, methods, profiles, tables, traces
 from reanchor_jax.bench.methods import Outcome, Request
-from reanchor_jax.config import DecodeConfig, check_pair
+from reanchor_jax.config import check_pair
 
 # convert/ is a package of its own until it is installed, so a type checker may not find it
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.files import error_text, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
@@ -100,7 +101,8 @@ def _generate(args: argparse.Namespace) -> None:
     request = _request(args, loaded.models)
     method = args.method
     if method is None:
-        method = "autoregressive" if loaded.models.drafter is None else "reanchor"
+        method = "autoregressive" if loaded.models.drafter is None else methods.SCHEDULED if args.profile else "reanchor"
+    _check_profile_is_used(args, [method])
     if args.retain is not None and method.partition(":")[0] != "reanchor":
         raise ValueError(f"--retain belongs to the method reanchor; got the method {method}.")
     ids = [prompt.ids for prompt in prompts]
@@ -163,6 +165,7 @@ def _bench(args: argparse.Namespace) -> None:
     names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
     if args.retain is not None and not any(name.partition(":")[0] == "reanchor" for name in [*names, args.traces or ""]):
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
+    _check_profile_is_used(args, [*names, args.traces or ""])
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
@@ -207,6 +210,18 @@ def _bench(args: argparse.Namespace) -> None:
     written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
     print(*tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
+
+
+def _profile(args: argparse.Namespace) -> None:
+    _check_writable(args.out, prompts=args.prompts, flag="--out")
+    config = read_fields(args, profiles.ProfileConfig)
+    loaded = _load(args)
+    ids = [prompt.ids for prompt in _read_prompts(args, loaded)]
+    profile = profiles.measure_profile(loaded.models, ids, config=config, show_progress=sys.stderr.isatty())
+    profiles.write_profile(args.out, profile)
+    for rows, arms in zip(profile.rows, profile.arms, strict=True):
+        print(tables.profile_table(rows, profile.contexts, arms, kept=[profile.schedule(rows, t).arms for t in (0.0, 1.0)]))
+    print(f"written: {args.out}")
 
 
 def _train(args: argparse.Namespace) -> None:
@@ -275,9 +290,18 @@ def _load(args: argparse.Namespace) -> Loaded:
 
 
 def _request(args: argparse.Namespace, models: Models) -> Request:
-    names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids"}
+    names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids", "schedule"}
     stops = () if args.ignore_eos else models.target.config.eos_token_ids
-    return Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+    request = Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+    if args.profile is None:
+        return request
+    profile = profiles.read_profile(args.profile, models)
+    return dataclasses.replace(request, schedule=profile.schedule(request.batch_size, request.temperature))
+
+
+def _check_profile_is_used(args: argparse.Namespace, names: Sequence[str]) -> None:
+    if args.profile is not None and methods.SCHEDULED not in names:
+        raise ValueError(f"--profile belongs to the method scheduled; got {', '.join(filter(None, names))}.")
 
 
 def _count(runs: Sequence[compare.Run], method: str) -> int:
@@ -289,7 +313,7 @@ def _read_prompts(args: argparse.Namespace, loaded: Loaded, *, limit: int | None
     return read_prompts(args.prompts, loaded.tokenizer, vocab_size=vocab_size, limit=limit, is_chat=args.chat)
 
 
-def _check_writable(path: str | None, *, prompts: str | None = None) -> None:
+def _check_writable(path: str | None, *, prompts: str | None = None, flag: str = "--json") -> None:
     """Raise OSError before the work, not after it, if a file cannot be written there; ValueError if it is the prompts file."""
     if path is None or path == "-":
         return
@@ -304,7 +328,7 @@ def _check_writable(path: str | None, *, prompts: str | None = None) -> None:
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
         return
     if found is not None and prompts is not None and os.path.exists(prompts) and os.path.samestat(found, os.stat(prompts)):
-        raise ValueError(f"--json {path} is the prompts file itself; give another file.")
+        raise ValueError(f"{flag} {path} is the prompts file itself; give another file.")
     try:
         with tempfile.NamedTemporaryFile(dir=Path(os.path.realpath(path)).parent):
             pass
@@ -323,4 +347,12 @@ def _to_json(value: Any) -> str:
     return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-COMMANDS = {"demo": _demo, "generate": _generate, "bench": _bench, "convert": convert_command.run, "train": _train, "inspect": _inspect}
+COMMANDS = {
+    "demo": _demo,
+    "generate": _generate,
+    "bench": _bench,
+    "profile": _profile,
+    "convert": convert_command.run,
+    "train": _train,
+    "inspect": _inspect,
+}

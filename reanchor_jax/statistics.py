@@ -52,6 +52,8 @@ class StepInfo(NamedTuple):
     num_nodes: trie nodes verified, anchor included.
     num_offsets: shifted blocks drafted. num_attached: of those, the ones whose anchor stood in the baseline, or on a node grown from it.
     num_dropped: nodes left out of the trie because its capacity was reached.
+    num_plain: tokens decoded plainly, each by a target pass of its own: 1 where nothing is drafted, more where a schedule draws several in
+        one round; 0 in rounds that draft.
     is_shifted: whether the accepted path ended on a shifted block's node.
     trace: everything proposed, if the config asks for it (`has_trace`), else None.
     """
@@ -63,6 +65,7 @@ class StepInfo(NamedTuple):
     num_offsets: Int[Array, " B"]
     num_attached: Int[Array, " B"]
     num_dropped: Int[Array, " B"]
+    num_plain: Int[Array, " B"]
     is_shifted: Bool[Array, " B"]
     trace: Trace | None = None
 
@@ -84,6 +87,7 @@ class Rate(NamedTuple):
 class Summary(NamedTuple):
     """Figures of one method over many prompts.
 
+    A round is one target pass here: plain tokens of a schedule count one by one.
     tau: tokens committed per round, bonus included and prefill token excluded; per prompt, then averaged (the paper's).
     tau_standard_error: of that average over prompts; 0 for a single prompt.
     tau_pooled: the same over all rounds of all prompts.
@@ -91,6 +95,7 @@ class Summary(NamedTuple):
     histogram: rounds by number of accepted drafts, 0, 1, 2, ...
     ceiling_rate: fraction of rounds that accept at least every draft of one block (block_size - 1).
     mean_nodes, mean_offsets, mean_attached: per round. shifted_rate: fraction of rounds whose path ended on a shifted block.
+    plain_rate: fraction of rounds that drafted nothing.
     num_dropped: trie nodes dropped in all rounds.
     """
 
@@ -104,17 +109,36 @@ class Summary(NamedTuple):
     mean_offsets: float
     mean_attached: float
     shifted_rate: float
+    plain_rate: float
     num_dropped: int
 
 
+def per_pass(info: StepInfo) -> StepInfo:
+    """The stacked info [rounds B] on the host with an entry for every target pass: rounds of several plain tokens become as many of one.
+
+    Emitted tokens and traces are left out.
+    """
+    fields = {name: np.asarray(getattr(info, name)) for name in ROUND_FIELDS}
+    plain = fields["num_plain"]
+    counts = np.maximum(plain.max(axis=1, initial=1), 1)
+    place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    fields = {name: np.repeat(values, counts, axis=0) for name, values in fields.items()}
+    is_here = place[:, None] < np.maximum(fields["num_plain"], 1)
+    is_plain = fields["num_plain"] > 0
+    for name in ("num_emitted", "num_nodes", "num_plain"):
+        fields[name] = np.where(is_plain, 1, fields[name])
+    fields = {name: np.where(is_here, values, np.zeros((), values.dtype)) for name, values in fields.items()}
+    return info._replace(emitted=None, trace=None, **fields)
+
+
 def tau_per_prompt(infos: list[StepInfo]) -> np.ndarray:
-    """Tokens per round of each prompt, in order; nan for a prompt that ended at its prefill token. infos: stacked [rounds B]."""
-    return np.concatenate([_row_tau(np.asarray(info.num_emitted)) for info in infos])
+    """Tokens per target pass of each prompt, in order; nan for a prompt that ended at its prefill token. infos: stacked [rounds B]."""
+    return np.concatenate([_row_tau(np.asarray(per_pass(info).num_emitted)) for info in infos])
 
 
 def acceptance_lengths(info: StepInfo, row: int) -> list[int]:
-    """Tokens committed in each round of one row, bonus included. info: stacked [rounds B]."""
-    counts = np.asarray(info.num_emitted)[:, row]
+    """Tokens committed by each target pass of one row, bonus included. info: stacked [rounds B]."""
+    counts = np.asarray(per_pass(info).num_emitted)[:, row]
     return counts[counts > 0].tolist()
 
 
@@ -122,7 +146,8 @@ def summarize(infos: list[StepInfo], *, block_size: int) -> Summary:
     """Summarize the stacked infos of several generations. Prompts that ended at their prefill token count in no average."""
     taus = tau_per_prompt(infos)
     taus = taus[~np.isnan(taus)]
-    fields = {name: np.concatenate([np.asarray(getattr(info, name)).ravel() for info in infos]) for name in ROUND_FIELDS}
+    passes = [per_pass(info) for info in infos]
+    fields = {name: np.concatenate([np.asarray(getattr(info, name)).ravel() for info in passes]) for name in ROUND_FIELDS}
     is_round = fields["num_emitted"] > 0
     rounds = {name: values[is_round] for name, values in fields.items()}
     num_rounds = int(is_round.sum())
@@ -143,6 +168,7 @@ def summarize(infos: list[StepInfo], *, block_size: int) -> Summary:
         mean_offsets=mean(rounds["num_offsets"]),
         mean_attached=mean(rounds["num_attached"]),
         shifted_rate=mean(rounds["is_shifted"]),
+        plain_rate=mean(rounds["num_plain"]),
         num_dropped=int(rounds["num_dropped"].sum()),
     )
 

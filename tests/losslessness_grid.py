@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from reanchor_jax import DecodeConfig, autoregress, generate, load_pair, make_sampling, pairs, summarize
 from reanchor_jax.bench.methods import Request, method_config
-from reanchor_jax.config import DRAFT_CHOICES
+from reanchor_jax.decoding.config import DRAFT_CHOICES
 from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.text import encode, load_tokenizer
 

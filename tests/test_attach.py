@@ -6,8 +6,8 @@ import numpy as np
 import oracle
 import pytest
 
-from reanchor_jax.config import ATTACH_RULES
 from reanchor_jax.decoding.attach import Match, find_sites, make_paths, random_scores
+from reanchor_jax.decoding.config import ATTACH_RULES
 from reanchor_jax.decoding.sampling import row_keys
 
 ROWS, BLOCKS, SLOTS = 41, 6, 5

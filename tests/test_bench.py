@@ -13,7 +13,7 @@ from reanchor_jax.bench import compare as comparison
 from reanchor_jax.bench import tables
 from reanchor_jax.bench.compare import BASELINE, Run, compare, paired_gain, results, top2_margin, write_run
 from reanchor_jax.bench.methods import METHODS, ROUND_FIELDS, Outcome, Request, begin, method_config, outcomes, run_rounds, stream
-from reanchor_jax.config import RETAIN_POLICIES
+from reanchor_jax.decoding.config import RETAIN_POLICIES, Arm, Schedule
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.decoding.verify import prompt_mask
@@ -37,7 +37,7 @@ def sampled(models):
 
 def _outcome(num_emitted, num_accepted, tokens=None) -> Outcome:
     count = len(num_emitted)
-    rounds = {name: [0] * count for name in ("num_offsets", "num_attached", "num_dropped", "is_shifted")}
+    rounds = {name: [0] * count for name in ("num_offsets", "num_attached", "num_dropped", "num_plain", "is_shifted")}
     rounds |= {"num_emitted": num_emitted, "num_accepted": num_accepted, "num_nodes": [7] * count}
     return Outcome(tokens=tokens or list(range(1 + sum(num_emitted))), finish_reason="length", rounds=rounds)
 
@@ -227,7 +227,7 @@ def test_runs_already_done_are_not_repeated(models, sampled):
 
 def test_names_of_methods_are_presets_and_policies(models):
     request = Request(max_new_tokens=2)
-    configs = {name: method_config(name, models, _PROMPTS, request=request) for name in METHODS}
+    configs = {name: method_config(name, models, _PROMPTS, request=request) for name in METHODS if name != "scheduled"}
     assert list(configs)[:3] == [BASELINE, "dflash", "reanchor"]
     assert configs["reanchor"].retain == "baseline"
     assert (configs["ddtree"].expand, configs["reanchor-tree"].expand) == ("marginal", "merge")
@@ -235,6 +235,18 @@ def test_names_of_methods_are_presets_and_policies(models):
     assert policies.pop("tree") == "suffix"
     assert all(name == retain for name, retain in policies.items())
     assert {config.retain for config in configs.values()} == set(RETAIN_POLICIES)
+
+
+def test_the_scheduled_method_takes_its_arms_from_the_request(models):
+    block = models.drafter.config.block_size
+    arms = [Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))]
+    arms.append(Arm(num_blocks=1, num_nodes=block, is_chain=True, seconds=((2.0,), (2.0,)), tokens=(3.0, 2.0)))
+    schedule = Schedule(arms=tuple(arms), contexts=(0,), spread=0.3)
+    assert method_config("scheduled", models, _PROMPTS, request=Request(max_new_tokens=2, schedule=schedule)).schedule == schedule
+    with pytest.raises(ValueError, match="measure them with `reanchor-jax profile`"):
+        method_config("scheduled", models, _PROMPTS, request=Request(max_new_tokens=2))
+    with pytest.raises(ValueError, match="its profile holds what it may do"):
+        method_config("scheduled:num_nodes=30", models, _PROMPTS, request=Request(max_new_tokens=2, schedule=schedule))
 
 
 def test_a_methods_name_may_set_fields_of_its_config(models):

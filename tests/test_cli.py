@@ -13,7 +13,7 @@ from tiny import random_models, tiny_drafter_config, tiny_llama_config
 from tiny_text import SENTENCE, VOCAB_SIZE, tokenizer_files
 
 from reanchor_jax import checkpoint, cli, pairs
-from reanchor_jax.bench import compare, demo, methods
+from reanchor_jax.bench import compare, demo, methods, profiles
 from reanchor_jax.bench.methods import Request, method_config
 from reanchor_jax.convert.engine import export_huggingface
 from reanchor_jax.training import recipe
@@ -143,6 +143,38 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     status, _, err = _run(capsys, *arguments, "--methods", "dflash", "--temperature", 0.5)
     assert status == 2
     assert "other settings (temperature)" in err
+
+
+def test_a_profile_is_measured_and_used(capsys, pair, tmp_path, monkeypatch):
+    monkeypatch.setattr(profiles, "_NEW_TOKENS", 9)
+    monkeypatch.setattr(profiles, "_REPEATS", 1)
+    prompts, costs = tmp_path / "prompts.jsonl", tmp_path / "profile.json"
+    prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (SENTENCE[:9], "a mat")))
+    status, out, _ = _run(
+        capsys, "profile", "--pair", pair, "--prompts", prompts, "--rows", "1", "--contexts", "40", "--nodes", "2", "--out", costs
+    )
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["1", "arm", "plain", "chain", "tree", "written:"]
+    asked = ("generate", "--pair", pair, "--prompt", SENTENCE[:9], "--max-new-tokens", 12, "--json", "-")
+    status, out, _ = _run(capsys, *asked, "--profile", costs)
+    assert status == 0
+    expected = _run(capsys, *asked, "--method", "autoregressive")[1]
+    assert json.loads(out)["results"][0]["tokens"] == json.loads(expected)["results"][0]["tokens"]
+    status, _, err = _run(capsys, *asked, "--method", "scheduled")
+    assert status == 2
+    assert "measure them with `reanchor-jax profile`" in err
+    status, _, err = _run(capsys, *asked, "--method", "dflash", "--profile", costs)
+    assert status == 2
+    assert "--profile belongs to the method scheduled; got dflash" in err
+    found = json.loads(costs.read_text())
+    found["key"]["cores"] = 999
+    costs.write_text(json.dumps(found))
+    status, _, err = _run(capsys, *asked, "--profile", costs)
+    assert status == 2
+    assert "measured with cores 999" in err
+    status, _, err = _run(capsys, "profile", "--pair", pair, "--prompts", prompts, "--out", prompts)
+    assert status == 2
+    assert "is the prompts file itself" in err
 
 
 def test_demo_shows_a_story_and_a_table(capsys, pair, tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from scipy.stats import chi2
 from tiny import random_models, tiny_drafter_config, tiny_llama_config
 
 from reanchor_jax import DecodeConfig, generate, make_sampling
-from reanchor_jax.config import DRAFT_CHOICES
+from reanchor_jax.decoding.config import DRAFT_CHOICES
 from reanchor_jax.decoding.sampling import filter_logits
 
 VOCAB, LONG = 4, 4

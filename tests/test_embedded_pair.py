@@ -8,7 +8,7 @@ import pytest
 from divergence import assert_same_generation
 
 from reanchor_jax import DecodeConfig, autoregress, generate, load_pair, make_sampling, pairs, summarize
-from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
+from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES
 from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.text import encode, load_tokenizer
 

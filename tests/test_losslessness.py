@@ -12,7 +12,7 @@ from situations import BLOCK, FAVOURITE, flat, prompts, small_config, small_mode
 from tiny import FAMILIES
 
 from reanchor_jax import autoregress, generate, make_sampling, summarize
-from reanchor_jax.config import DRAFT_CHOICES, RETAIN_POLICIES
+from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES
 from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.decoding.walk import LENGTH, STOP
 

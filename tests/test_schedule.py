@@ -1,122 +1,360 @@
-"""Cutting blocks by confidence: against every possible number of tokens, the worked case of the paper, and the published cost tables."""
+"""Rounds picked by cost: the pick against arithmetic by hand, generations that change between arms, profiles that are refused."""
 
+import dataclasses
+import functools
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from situations import small_models
+from lossless import expect_equal, mixed_sampling, situation
+from situations import BLOCK, CACHE_LENGTH, prompts
 
-from reanchor_jax import DecodeConfig, generate
-from reanchor_jax.decoding.schedule import above_threshold, read_cost_table, worth_their_cost
+from reanchor_jax import DecodeConfig, acceptance_lengths, prefill, summarize
+from reanchor_jax.bench import profiles
+from reanchor_jax.bench.profiles import Profile, ProfileConfig, measure_profile, profile_key, read_profile, write_profile
+from reanchor_jax.decoding.config import Arm, Schedule
+from reanchor_jax.decoding.rounds import _read_backlog, run_round
+from reanchor_jax.decoding.schedule import Acceptance, count, init_acceptance, pick_arm
 
-ROWS, BLOCKS, DRAFTS = 2, 3, 4
-
-
-def test_a_block_ends_before_the_first_token_below_the_threshold():
-    chances = jnp.asarray([[[0.9, 0.8, 0.7, 0.95], [0.4, 0.9, 0.9, 0.9], [0.9, 0.9, 0.9, 0.9]]])
-    assert above_threshold(chances, 0.75).tolist() == [[3, 1, 5]]
-
-
-def reach_of(chances, sites):
-    """Chance of every token with its whole path, by loops; 0 where the block has no site."""
-    found = {}
-    for row in range(ROWS):
-        for block in range(BLOCKS):
-            reach = 1.0 if sites[row][block] >= 0 else 0.0
-            for index in range(max(sites[row][block], 0)):
-                reach *= chances[row, 0, index]
-            for index in range(DRAFTS):
-                reach *= chances[row, block, index]
-                found[row, block, index] = reach
-    return found
+PLAIN = {"num_blocks": 0, "num_nodes": 1}
+CHAIN = {"num_blocks": 1, "num_nodes": BLOCK, "is_chain": True}
+MERGED = {"num_blocks": 3, "num_nodes": 13}
 
 
-def test_the_number_of_tokens_is_the_best_of_all_numbers():
-    rng = np.random.default_rng(3)
-    # falling profiles with steps, as buckets make them; each is a program of its own
-    profiles = [np.repeat(np.sort(rng.uniform(1, 9, size=5))[::-1], 6)[:size] for size in (30, 9, 30, 9)]
-    count = jax.jit(worth_their_cost, static_argnums=3)
-    for case in range(60):
-        chances = rng.uniform(size=(ROWS, BLOCKS, DRAFTS)).astype(np.float32) ** 0.3
-        sites = rng.integers(-1, DRAFTS + 1, size=(ROWS, BLOCKS))
-        sites[:, 0] = 0
-        speeds = profiles[case % len(profiles)]
-        reach = reach_of(chances, sites)
-        order = sorted(reach, key=lambda place: -reach[place])
-        rates = [
-            (ROWS + sum(reach[place] for place in order[:number])) * speeds[min(ROWS + number, len(speeds)) - 1]
-            for number in range(len(order) + 1)
-        ]
-        taken = [place for place in order[: int(np.argmax(rates))] if reach[place] > 0]
-        kept = np.asarray(count(chances, sites.astype(np.int32), np.ones(ROWS, bool), tuple(speeds.tolist())))
-        for row in range(ROWS):
-            for block in range(BLOCKS):
-                number = sum(place[:2] == (row, block) for place in taken)
-                assert kept[row, block] == (1 + number if number or block == 0 else 0)
+def arm(kind, seconds, tokens=(1.0, 1.0), *, sampled=None):
+    """An arm whose cost is the same at every context unless seconds is a tuple."""
+    seconds = seconds if isinstance(seconds, tuple) else (seconds,)
+    return Arm(**kind, seconds=(seconds, sampled or seconds), tokens=tokens)
 
 
-def test_a_finished_row_changes_nothing_for_the_others():
-    chances = jnp.asarray([[[0.6, 0.5, 0.4]], [[0.99, 0.99, 0.99]]])
-    speeds = (9.0, 8.0, 6.5, 5.0, 4.0, 3.0, 2.0, 1.0)
-    alone = worth_their_cost(chances[:1], jnp.zeros((1, 1), jnp.int32), jnp.ones(1, bool), speeds)
-    beside = worth_their_cost(chances, jnp.zeros((2, 1), jnp.int32), jnp.asarray([True, False]), speeds)
-    assert beside.tolist() == [*alone.tolist(), [1]]
-    assert 1 < alone[0, 0] < 4
+def schedule(*arms, contexts=(0,), spread=0.3):
+    return Schedule(arms=arms, contexts=contexts, spread=spread)
 
 
-@pytest.mark.parametrize(("second", "expected"), [(0.9, 3), (0.0, 1)])
-def test_the_papers_worked_case_steps_over_the_staircase(second, expected):
-    """One row, two drafts, a1 = 0.8, c2 = 0.9 or 0: 1 x 1.0, 1.8 x 0.5, 2.52 x 0.45. Without a second chance, drafting nothing is best."""
-    chances = jnp.asarray([[[0.8, second]]])
-    assert worth_their_cost(chances, jnp.zeros((1, 1), jnp.int32), jnp.ones(1, bool), (1.0, 0.5, 0.45)).tolist() == [[expected]]
+def pick(found, *, acceptance=None, temperature=(0.0,), lengths=10, remaining=99, num_retained=1, num_unread=0, is_running=True):
+    rows = len(temperature)
+
+    def each(value, dtype):
+        return jnp.broadcast_to(jnp.asarray(value, dtype), (rows,))
+
+    return int(
+        pick_arm(
+            found,
+            init_acceptance(rows) if acceptance is None else acceptance,
+            temperature=each(temperature, jnp.float32),
+            lengths=each(lengths, jnp.int32),
+            remaining=each(remaining, jnp.int32),
+            num_retained=each(num_retained, jnp.int32),
+            num_unread=each(num_unread, jnp.int32),
+            num_places=9,
+            is_running=each(is_running, bool),
+        )
+    )
+
+
+def seen(accepted, promised):
+    return Acceptance(accepted=jnp.asarray(accepted, jnp.float32), promised=jnp.asarray(promised, jnp.float32))
+
+
+MUCH = seen([4e6], [4e6])  # so much of what was promised that neither the prior nor hope counts
+
+
+def test_the_arm_of_most_tokens_a_second_is_picked():
+    # plain 1 a second, chain 3 / 2 = 1.5, merged 5 / 4 = 1.25
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (3.0, 1.5)), arm(MERGED, 4.0, (5.0, 2.0)))
+    assert pick(found, acceptance=MUCH) == 1
+    # at temperature 1: 1, 0.75, 0.5; at 0.5 the chain brings (3 + 1.5) / 2 = 2.25 in 2 seconds
+    assert pick(found, acceptance=MUCH, temperature=(1.0,)) == 0
+    assert pick(found, acceptance=MUCH, temperature=(0.5,)) == 1
+    assert pick(found, acceptance=MUCH, temperature=(7.0,)) == 0
+
+
+def test_what_a_row_accepted_of_late_moves_the_pick():
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (3.0, 1.5)), arm(MERGED, 4.0, (5.0, 2.0)))
+    assert pick(found, acceptance=seen([1e6], [4e6])) == 0  # a quarter of the drafts: 1, 1.5 / 2, 2 / 4
+    assert pick(found, acceptance=seen([8e6], [4e6])) == 1  # twice: 1, 5 / 2, 9 / 4
+    assert pick(found, acceptance=seen([0.0], [1e6])) == 0
+
+
+def test_rows_are_added_up_and_finished_ones_left_out():
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (3.0, 3.0)))
+    both = seen([0.4e6, 2e6], [1e6, 1e6])  # rates of 1.8 / 2 and 5 / 2
+    assert pick(found, acceptance=both, temperature=(0.0, 0.0)) == 1
+    assert pick(found, acceptance=both, temperature=(0.0, 0.0), is_running=(True, False)) == 0
+    assert pick(found, acceptance=both, temperature=(0.0, 0.0), is_running=(False, True)) == 1
+
+
+def test_nobody_drafts_more_than_is_left():
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 3.0, (4.0, 4.0)))
+    assert pick(found, acceptance=MUCH, remaining=3) == 0  # 1 against min(4, 3) / 3: the first of equals
+    assert pick(found, acceptance=MUCH, remaining=4) == 1
+
+
+def test_costs_follow_the_context_and_whether_a_row_samples():
+    found = schedule(
+        arm(PLAIN, (1.0, 5.0), sampled=(1.0, 1.0)), arm(CHAIN, (2.0, 2.0), (2.5, 2.5), sampled=(9.0, 9.0)), contexts=(100, 500)
+    )
+    assert pick(found, acceptance=MUCH, lengths=500) == 1
+    assert pick(found, acceptance=MUCH, lengths=100) == 1  # 1 against 1.25
+    assert pick(found, acceptance=MUCH, lengths=500, temperature=(0.5,)) == 0
+    close = schedule(arm(PLAIN, (1.0, 3.0)), arm(CHAIN, (3.0, 3.0), (2.0, 2.0)), contexts=(100, 500))
+    # plain decoding passes 1.5 seconds, two thirds of a token in one, at 200 tokens
+    assert pick(close, acceptance=MUCH, lengths=190) == pick(close, acceptance=MUCH, lengths=0) == 0
+    assert pick(close, acceptance=MUCH, lengths=210) == pick(close, acceptance=MUCH, lengths=5000) == 1
+
+
+def test_shifted_blocks_are_not_drafted_from_nothing():
+    found = schedule(arm(CHAIN, 2.0, (2.0, 2.0)), arm(MERGED, 2.0, (5.0, 5.0)))
+    assert pick(found, acceptance=MUCH) == 1
+    assert pick(found, acceptance=MUCH, num_retained=0) == 0
+
+
+def test_reading_what_was_decoded_plainly_is_paid_by_the_arms_that_draft():
+    """2.4 tokens in 2 seconds; every 9 tokens to read take another round's 2 seconds, a tenth of them now."""
+    found = schedule(arm(PLAIN, 1.1), arm(CHAIN, 2.0, (2.4, 2.4)))
+    assert pick(found, acceptance=MUCH, num_unread=27) == 1  # 2.4 / 2.6 against 0.909
+    assert pick(found, acceptance=MUCH, num_unread=28) == 0  # 2.4 / 2.8
+    assert pick(found, acceptance=MUCH, num_unread=28, is_running=False) == 0
+
+
+def test_a_generation_begins_with_hope_and_gives_up_what_does_not_pay():
+    """Spread 0.3 hopes for 1.3 times the drafts: 1 + 1.3 x 2 = 3.6 in 3.5 seconds against 1 a second."""
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 3.5, (3.0, 3.0)))
+    state = init_acceptance(1)
+    assert pick(found, acceptance=state) == 1
+    lasted = 0
+    while pick(found, acceptance=state) == 1:
+        state = count(
+            state, num_accepted=jnp.asarray([1]), promised=jnp.asarray([2.0]), num_plain=jnp.asarray([0]), is_running=jnp.asarray([True])
+        )
+        lasted += 1
+    assert lasted == 1
+    # and tries again after hundreds of plain tokens, when the counts have faded
+    tokens = 0
+    while pick(found, acceptance=state) == 0:
+        state = count(
+            state, num_accepted=jnp.asarray([0]), promised=jnp.asarray([0.0]), num_plain=jnp.asarray([9]), is_running=jnp.asarray([True])
+        )
+        tokens += 9
+    assert 100 < tokens < 2000
+
+
+def test_counts_fade_and_finished_rows_keep_theirs():
+    after = count(
+        seen([10.0, 10.0, 10.0], [20.0, 20.0, 20.0]),
+        num_accepted=jnp.asarray([4, 4, 0]),
+        promised=jnp.asarray([3.0, 3.0, 3.0]),
+        num_plain=jnp.asarray([0, 0, 7]),
+        is_running=jnp.asarray([True, False, True]),
+    )
+    np.testing.assert_allclose(after.accepted, [13, 10, 10 * 0.997**7], rtol=1e-6)
+    np.testing.assert_allclose(after.promised, [21, 20, 20 * 0.997**7], rtol=1e-6)
+
+
+# costs under which the tiny pairs change to and fro: drafting pays at first, then not, then again
+CLOSE = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.5, (3.0, 2.0)), arm(MERGED, 2.7, (3.4, 2.4)), spread=0.5)
+
+
+@pytest.fixture(scope="module")
+def forgetful():
+    """Counts that fade within a few plain tokens, so that short generations draft again."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("reanchor_jax.decoding.schedule._KEPT_PLAIN", 0.8)
+        yield
+
+
+@pytest.mark.usefixtures("forgetful")
+@pytest.mark.parametrize("draft_choice", ["argmax", "coupled"])
+@pytest.mark.parametrize("name", ["flat", "often_right", "random"])
+def test_scheduled_generations_equal_plain_ones(name, draft_choice):
+    config = DecodeConfig.scheduled(CLOSE, draft_choice=draft_choice, cache_length=CACHE_LENGTH)
+    got = expect_equal(situation(name), config, sampling=mixed_sampling())
+    plain = np.asarray(got.info.num_plain)[: int(got.num_rounds)].max(axis=1)
+    kinds = (plain > 0).tolist()
+    if name == "random":
+        assert True in kinds  # plain tokens,
+        assert False in kinds[kinds.index(True) :]  # and drafts that follow them, for which the drafter reads what it missed
 
 
 @pytest.mark.parametrize(
-    ("table", "expected"),
-    [
-        ({"schema_version": 1, "steps_per_second": {"1": 9.0, "3": 5.0}}, (9.0, 9.0, 5.0, 5.0)),
-        ({"sample_batch_tokens": [1, 2, 4], "sample_steps_per_sec": [8.0, 6.0, 5.0], "max_batch_tokens": 4}, (8.0, 6.0, 6.0, 5.0)),
-        (
-            {"bias_seconds": 0.1, "bs_probes": [1, 3], "alpha_seconds": [0.1, 0.3], "m_probes": [1, 3], "theta_seconds": [0.05, 0.25]},
-            (1 / 0.35, 1 / 0.45, 1 / 0.55, 1 / 0.55),
-        ),
-    ],
+    "family", ["qwen3", pytest.param("gemma4", marks=pytest.mark.slow), pytest.param("dspark", marks=pytest.mark.slow)]
 )
-def test_published_cost_tables_are_read(tmp_path, table, expected):
-    (tmp_path / "costs.json").write_text(json.dumps(table))
-    assert read_cost_table(tmp_path / "costs.json", num_rows=2, max_tokens=4) == pytest.approx(expected)
+def test_scheduled_generations_of_other_families_equal_plain_ones(family):
+    expect_equal(situation("random", family), DecodeConfig.scheduled(CLOSE, cache_length=CACHE_LENGTH))
+
+
+def test_drafts_after_plain_tokens_are_those_of_a_drafter_that_read_them():
+    """Reading the backlog brings the drafter's context to what it is where every token was drafted."""
+    models, places = situation("random"), 2 * BLOCK - 1
+    chain = arm(CHAIN, 1.0, (9.0, 9.0))
+    both = schedule(arm(PLAIN, 1.0, (9.0, 9.0)), chain)  # the first of equals is plain
+    config = DecodeConfig.scheduled(both, cache_length=CACHE_LENGTH).resolve(BLOCK)
+    tokens, lengths = prompts(3, seed=1)
+    start, _ = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))(
+        models, tokens, lengths, jax.random.key(0), config=config, max_new_tokens=40
+    )
+    run = jax.jit(run_round, static_argnames="config")
+    missed = start
+    for _ in range(2):
+        missed, _, info = run(models, missed, config=config)
+        assert (np.asarray(info.num_plain) == places).all()
+    assert (np.asarray(missed.lengths - missed.backlog.num_read) == 2 * places).all()
+    read = jax.jit(_read_backlog, static_argnames="num_places")(*models, missed, jnp.bool_(True), num_places=places)
+    assert (np.asarray(read.backlog.num_read) == np.asarray(read.lengths)).all()
+    # chain rounds from the same start to the same length
+    only = dataclasses.replace(config, schedule=dataclasses.replace(both, arms=(chain,)))
+    drafted = start._replace(remaining=jnp.full_like(start.remaining, 2 * places))
+    while (np.asarray(drafted.finish) == 0).any():
+        drafted, _, _ = run(models, drafted, config=only)
+    assert (np.asarray(drafted.lengths) == np.asarray(read.lengths)).all()
+    for mine, theirs in zip(read.drafter_cache, drafted.drafter_cache, strict=True):
+        for row, length in enumerate(np.asarray(read.lengths).tolist()):
+            np.testing.assert_allclose(mine[row, :, :length], theirs[row, :, :length], atol=1e-4)
+
+
+def test_plain_tokens_of_a_round_count_as_target_passes():
+    config = DecodeConfig.scheduled(schedule(arm(PLAIN, 1.0), arm(CHAIN, 99.0, (2.0, 2.0))), cache_length=CACHE_LENGTH)
+    got = expect_equal(situation("random"), config)
+    rounds = int(got.num_rounds)
+    info = jax.tree.map(lambda field: np.asarray(field)[:rounds], got.info)
+    assert info.num_plain.max() > 1
+    np.testing.assert_array_equal(info.num_plain, info.num_emitted)
+    summary = summarize([info], block_size=BLOCK)
+    assert (summary.tau, summary.tau_pooled, summary.plain_rate, summary.mean_nodes) == (1, 1, 1, 1)
+    assert summary.target_passes == int(np.asarray(got.lengths).sum()) - 5
+    assert summary.histogram[0] == summary.target_passes
+    assert acceptance_lengths(info, 0) == [1] * (int(got.lengths[0]) - 1)
+
+
+def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
+    config = DecodeConfig.scheduled(schedule(arm(PLAIN, 1.0)), cache_length=CACHE_LENGTH)
+    assert config.resolve(BLOCK) == DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
+    expect_equal(situation("random"), config)
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("make", "rule"),
     [
-        ("{", "is no cost table that can be used"),
-        ('{"steps_per_second": [1, 2]}', "is no cost table that can be used"),
-        ('{"bias_seconds": "x", "bs_probes": [1], "alpha_seconds": [1], "m_probes": [1], "theta_seconds": [1]}', "is no cost table that"),
-        ("{}", "is no cost table; known are"),
-        ('{"sample_batch_tokens": [2, 1], "sample_steps_per_sec": [1, 1]}', "must rise strictly"),
-        ('{"sample_batch_tokens": [], "sample_steps_per_sec": []}', "sample_batch_tokens must be a list of numbers"),
-        ('{"steps_per_second": {"1": 0}}', "every speed must be a positive number"),
+        (lambda: schedule(), "at least one Arm"),
+        (lambda: schedule(arm(CHAIN, 1.0), arm(CHAIN, 2.0)), "arms must differ"),
+        (lambda: schedule(arm(PLAIN, 1.0), arm(MERGED, 2.0)), "one of a single block"),
+        (lambda: schedule(arm(PLAIN, 1.0), contexts=(5, 5)), "strictly rising"),
+        (lambda: schedule(arm(PLAIN, 1.0), contexts=(5, 9)), "each of the 2 contexts"),
+        (lambda: schedule(arm(PLAIN, 1.0), spread=float("nan")), "spread must lie"),
+        (lambda: arm(PLAIN, 0.0), "positive numbers"),
+        (lambda: arm(PLAIN, float("inf")), "positive numbers"),
+        (lambda: arm(CHAIN, 1.0, (0.5, 1.0)), "at least 1"),
+        (lambda: arm({"num_blocks": -1, "num_nodes": 1}, 1.0), "num_blocks of an arm"),
+        (lambda: arm({"num_blocks": 0, "num_nodes": 7}, 1.0), "num_nodes must be 1"),
+        (lambda: arm({"num_blocks": 2, "num_nodes": 7, "is_chain": True}, 1.0), "a chain is one block"),
+        (lambda: DecodeConfig.dflash(schedule=CLOSE), "expand='merge'"),
+        (lambda: DecodeConfig.reanchor_tree(schedule="fast"), "must be a Schedule"),
+        (lambda: DecodeConfig.scheduled(CLOSE, has_trace=True), "has no trace"),
+        (lambda: DecodeConfig.scheduled(CLOSE).resolve(BLOCK + 1), "does not fit blocks of 6"),
+        (lambda: DecodeConfig.scheduled(CLOSE, num_nodes=12).resolve(BLOCK), "does not fit"),
+        (lambda: DecodeConfig.scheduled(CLOSE, max_offsets=1).resolve(BLOCK), "does not fit"),
+        (lambda: ProfileConfig(rows=(2, 1)), "strictly rising"),
+        (lambda: ProfileConfig(num_examples=1), "at least 2"),
     ],
 )
-def test_a_table_that_is_none_is_refused(tmp_path, text, message):
-    (tmp_path / "costs.json").write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_cost_table(tmp_path / "costs.json")
+def test_what_cannot_be_is_refused(make, rule):
+    with pytest.raises(ValueError, match=rule):
+        make()
 
 
-def test_settings_that_cannot_be_are_refused():
-    for settings, message in (
-        ({"min_confidence": 1.0}, r"min_confidence must lie in \[0, 1\)"),
-        ({"steps_per_second": (1.0, 0.0)}, "steps_per_second must be a tuple of positive numbers"),
-        ({"steps_per_second": (1.0,), "min_confidence": 0.5}, "set one of them"),
-        ({"is_speculative": False, "min_confidence": 0.5}, "drafts nothing to cut"),
-        ({"min_confidence": 0.5, "retain": "both", "is_second_tried": True}, "value a shifted block by the baseline token at its site"),
-        ({"steps_per_second": (1.0,), "retain": "both", "attach": "original_offset"}, "value a shifted block by the baseline token"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            DecodeConfig(**settings)
-    with pytest.raises(ValueError, match="need a drafter with a confidence head"):
-        generate(small_models(3), [[1, 2]], [2], jax.random.key(0), config=DecodeConfig(min_confidence=0.5), max_new_tokens=2)
+def made_profile(**changes):
+    arms = (arm(PLAIN, (1.0, 2.0)), arm(CHAIN, (2.0, 3.0), (3.0, 1.2)), arm(MERGED, (2.5, 3.5), (5.0, 1.3)))
+    slower = tuple(dataclasses.replace(one, seconds=tuple(tuple(3 * x for x in row) for row in one.seconds)) for one in arms)
+    fields = {"key": {}, "rows": (1, 5), "contexts": (10, 50), "arms": (arms, slower), "spread": 0.2}
+    return Profile(**{**fields, **changes})
+
+
+def test_a_schedule_keeps_the_arms_that_are_somewhere_the_best():
+    found = made_profile()
+    kinds = [(one.num_blocks, one.is_chain) for one in found.schedule(1, 0.0).arms]
+    assert kinds == [(0, False), (1, True), (3, False)]  # plain for hopeless texts, the chain where nothing was retained
+    # at temperature 1 the chain would bring 1 + 1.2 x 0.2 = 1.24 in 2 seconds at best
+    assert [one.num_blocks for one in found.schedule(1, 1.0).arms] == [0]
+    assert len(found.schedule(1).arms) == 3
+
+
+def test_seconds_are_interpolated_between_numbers_of_rows():
+    found = made_profile()
+    assert found.schedule(1).arms[0].seconds[0] == (1.0, 2.0)
+    assert found.schedule(2).arms[0].seconds[0] == (1.5, 3.0)
+    assert found.schedule(5).arms[0].seconds[0] == (3.0, 6.0)
+    assert found.schedule(9).arms[0].seconds[0] == (5.0, 10.0)
+    with pytest.raises(ValueError, match="num_rows must be"):
+        found.schedule(0)
+
+
+@functools.cache
+def measured():
+    texts = [[5, 9, 3], [7, 1, 2, 8], [4, 4]]
+    config = ProfileConfig(rows=(2,), contexts=(40, 60), nodes=(BLOCK,), num_examples=3)
+    return measure_profile(situation("often_right"), texts, config=config, show_progress=False)
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(profiles, "_NEW_TOKENS", 20)
+    monkeypatch.setattr(profiles, "_REPEATS", 2)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_measured_profile_comes_back_from_its_file(tmp_path):
+    found = measured()
+    write_profile(tmp_path / "profile.json", found)
+    assert read_profile(tmp_path / "profile.json", situation("often_right")) == found
+    assert [(one.num_blocks, one.num_nodes) for one in found.arms[0]] == [(0, 1), (1, BLOCK), (1, BLOCK)]
+    assert found.arms[0][0].tokens == (1.0, 1.0)  # plain decoding brings a token a pass
+    assert found.arms[0][1].tokens[0] > 1.5  # often right
+    assert found.contexts == (40, 60)
+    DecodeConfig.scheduled(found.schedule(5), cache_length=CACHE_LENGTH).resolve(BLOCK)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "rule"),
+    [
+        ({"key": {"device": "another"}}, "device another"),
+        ({"format": 99}, "format is 99"),
+        ({"arms": []}, "arms for 0 numbers of rows"),
+        ({"spread": "wide"}, "spread a number"),
+        ({"rows": [1, "2"]}, "whole numbers"),
+        ({"contexts": None}, "is no profile"),
+    ],
+)
+def test_a_profile_that_does_not_hold_here_is_refused(tmp_path, change, rule):
+    write_profile(tmp_path / "profile.json", measured())
+    found = json.loads((tmp_path / "profile.json").read_text())
+    if "key" in change:
+        change = {"key": found["key"] | change["key"]}
+    (tmp_path / "profile.json").write_text(json.dumps(found | change))
+    with pytest.raises(ValueError, match=rule):
+        read_profile(tmp_path / "profile.json", situation("often_right"))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_profile_of_another_pair_or_dtype_is_refused(tmp_path):
+    write_profile(tmp_path / "profile.json", measured())
+    with pytest.raises(ValueError, match="measured with models"):
+        read_profile(tmp_path / "profile.json", situation("random", "qwen3"))
+    with pytest.raises(FileNotFoundError, match="reanchor-jax profile"):
+        read_profile(tmp_path / "none.json", situation("random"))
+    (tmp_path / "cut.json").write_text((tmp_path / "profile.json").read_text()[:50])
+    with pytest.raises(ValueError, match="not valid JSON"):
+        read_profile(tmp_path / "cut.json", situation("random"))
+    assert profile_key(situation("random"))["models"] == profile_key(situation("flat"))["models"]  # shapes, not weights
+
+
+def test_a_profile_needs_a_drafter_and_prompts_that_fit():
+    models = situation("random")
+    with pytest.raises(ValueError, match="needs a drafter"):
+        measure_profile(models._replace(drafter=None), [[1], [2]], config=ProfileConfig())
+    with pytest.raises(ValueError, match="at least 2 prompts"):
+        measure_profile(models, [[1]], config=ProfileConfig())
+    with pytest.raises(ValueError, match="must fit"):
+        measure_profile(models, [[1], [2] * models.target.config.max_positions], config=ProfileConfig())

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Int
 from tqdm import tqdm
 
 from reanchor_jax.bench.methods import Outcome, Request, begin, outcomes, run_rounds, step_info
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
 from reanchor_jax.decoding.state import FINISH_REASONS
 from reanchor_jax.decoding.verify import prompt_mask

@@ -15,7 +15,7 @@ from reanchor_jax import pairs
 from reanchor_jax.bench import compare, methods, tables
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.checkpoint import leaves
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import encode, load_tokenizer, stream_text
 

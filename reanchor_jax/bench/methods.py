@@ -16,17 +16,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from reanchor_jax.config import CACHE_CHUNK, DRAFT_CHOICES, RETAIN_POLICIES, DecodeConfig, DraftChoice
+from reanchor_jax.config import CACHE_CHUNK
+from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES, DecodeConfig, DraftChoice, Schedule
 from reanchor_jax.decoding.loop import prefill, step
 from reanchor_jax.decoding.sampling import Sampling, make_sampling
 from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.statistics import ROUND_FIELDS, Emitted, StepInfo
+from reanchor_jax.statistics import ROUND_FIELDS, Emitted, StepInfo, per_pass
 
 # the paper's ReAnchor retains baseline states; the other policies are methods of their own
 _RETAINING = tuple(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline"))
-METHODS = ("autoregressive", "dflash", "reanchor", *_RETAINING, "ddtree", "reanchor-tree")
+SCHEDULED = "scheduled"
+METHODS = ("autoregressive", "dflash", "reanchor", *_RETAINING, "ddtree", "reanchor-tree", SCHEDULED)
 # what a method's name may set behind a colon
 OPTIONS = ("retain", "attach", "is_second_tried", "extent", "reliability", "num_ranks", "max_offsets", "num_nodes", "draft_choice")
 
@@ -39,6 +41,7 @@ class Request:
     num_nodes: trie nodes of every method but the plain chain; None: as its config has it.
     cache_length: tokens a row can hold; None: what the longest prompt needs.
     batch_size: prompts decoded together.
+    schedule: of the method `scheduled`, for that batch size (`bench.profiles`).
     """
 
     max_new_tokens: int
@@ -53,6 +56,7 @@ class Request:
     num_nodes: int | None = None
     cache_length: int | None = None
     batch_size: int = 1
+    schedule: Schedule | None = None
 
     def __post_init__(self):
         for name in ("max_new_tokens", "batch_size"):
@@ -89,8 +93,13 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     options = dict(_read_option(name, text) for text in given)
     if len(options) < len(given) or (base in _RETAINING and "retain" in options):
         raise ValueError(f"method {name!r} sets an option twice; give each once.")
-    if base == "autoregressive" and options:
-        raise ValueError(f"method {name!r}: plain decoding has no options; leave out {', '.join(options)}.")
+    if base in ("autoregressive", SCHEDULED) and options:
+        why = "plain decoding has no options" if base == "autoregressive" else "its profile holds what it may do"
+        raise ValueError(f"method {name!r}: {why}; leave out {', '.join(options)}.")
+    if base == SCHEDULED and request.schedule is None:
+        raise ValueError(
+            "method scheduled needs the costs of this machine; measure them with `reanchor-jax profile` and give --profile FILE."
+        )
     if base != "autoregressive" and models.drafter is None:
         raise ValueError(f"method {name} needs a drafter and there is none; give one, or use the method autoregressive.")
     vocab_size = models.target.config.vocab_size
@@ -102,13 +111,20 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
         return DecodeConfig.autoregressive(cache_length=cache_length)
     assert models.drafter is not None
     asked: dict[str, Any] = {"cache_length": cache_length, "draft_choice": request.draft_choice}
-    if base != "dflash" and request.num_nodes:
+    if base not in ("dflash", SCHEDULED) and request.num_nodes:
         asked["num_nodes"] = request.num_nodes
     if base == "reanchor" and request.retain:
         asked["retain"] = request.retain
     if base in _RETAINING:
         asked["retain"] = base.removeprefix("reanchor-")
-    presets = {"dflash": DecodeConfig.dflash, "ddtree": DecodeConfig.ddtree, "reanchor-tree": DecodeConfig.reanchor_tree}
+    if base == SCHEDULED:
+        asked["schedule"] = request.schedule
+    presets = {
+        SCHEDULED: DecodeConfig.scheduled,
+        "dflash": DecodeConfig.dflash,
+        "ddtree": DecodeConfig.ddtree,
+        "reanchor-tree": DecodeConfig.reanchor_tree,
+    }
     try:
         config = presets.get(base, DecodeConfig.reanchor)(**(asked | options))
         config.resolve(models.drafter.config.block_size)  # raises if the nodes cannot hold a block
@@ -157,14 +173,15 @@ def outcomes(first: Emitted, info: StepInfo, state: DecodeState, num_prompts: in
     """Outcomes of the first num_prompts rows: the prefill's token, then those of the rounds."""
     assert info.emitted is not None
     begun, emitted, counts = (np.asarray(x) for x in (first.tokens, info.emitted.tokens, info.num_emitted))
-    fields = {name: np.asarray(getattr(info, name)) for name in ROUND_FIELDS}
+    passes = per_pass(info)
+    is_pass = np.asarray(passes.num_emitted) > 0
     finish = np.asarray(state.finish)
     return [
         Outcome(
             tokens=[int(begun[row, 0])]
             + [int(token) for block, count in zip(emitted[:, row], counts[:, row], strict=True) for token in block[:count]],
             finish_reason=FINISH_REASONS[finish[row]],
-            rounds={name: values[:, row][counts[:, row] > 0].astype(int).tolist() for name, values in fields.items()},
+            rounds={name: np.asarray(getattr(passes, name))[:, row][is_pass[:, row]].astype(int).tolist() for name in ROUND_FIELDS},
         )
         for row in range(num_prompts)
     ]

@@ -8,6 +8,8 @@ Source: the layout tau / speedup of ReAnchor's Table 2, the histogram of its Fig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reanchor_jax.decoding.config import Arm
+
 _BAR = " ▏▎▍▌▋▊▉█"  # eighths of a character
 
 
@@ -15,11 +17,7 @@ def terminal_table(results: Mapping[str, Any]) -> str:
     """A line a method; tau is tokens per target pass, bonus included, averaged over prompts."""
     header = ["method", "tokens/s", "speedup", "tau", "passes", "ceiling", "identical output"]
     rows = [header, *_rows(results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(header))]
-    lines = []
-    for row in rows:
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        lines.append("  ".join(cells).rstrip())
+    lines = _aligned(rows)
     lines.insert(1, "─" * len(lines[0]))
     return "\n".join(lines)
 
@@ -49,6 +47,31 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
         f"Measured on {environment['device']}, {environment['cores']} cores, {environment['dtype']}, {versions}, {environment['date']}.",
     ]
     return "\n".join([*lines, *divergence_lines(results), ""])
+
+
+def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *, kept: Sequence[Sequence[Arm]]) -> str:
+    """A line an arm: milliseconds of a pass with its draft at the first and last context, and tokens a row, at temperature 0 and 1.
+
+    kept: arms that rounds pick from at the two temperatures; they are marked.
+    """
+    ends = sorted({0, len(contexts) - 1})
+    header = ["arm", "nodes", *(f"ms at {contexts[end]}, T={t}" for t in (0, 1) for end in ends), "tokens T=0", "T=1", "picked at T ="]
+    rows = [header]
+    for arm in arms:
+        name = (
+            "plain"
+            if not arm.num_blocks
+            else "chain"
+            if arm.is_chain
+            else "tree"
+            if arm.num_blocks == 1
+            else f"tree of {arm.num_blocks} blocks"
+        )
+        kind = (arm.num_blocks, arm.num_nodes, arm.is_chain)
+        marks = [str(t) for t, mine in enumerate(kept) if kind in {(one.num_blocks, one.num_nodes, one.is_chain) for one in mine}]
+        costs = [f"{1e3 * arm.seconds[index][end]:.3f}" for index in (0, 1) for end in ends]
+        rows.append([name, str(arm.num_nodes), *costs, *(f"{value:.2f}" for value in arm.tokens), ", ".join(marks)])
+    return "\n".join([f"{num_rows} row{'s' if num_rows > 1 else ''}", *_aligned(rows)])
 
 
 def divergence_lines(results: Mapping[str, Any]) -> list[str]:
@@ -81,6 +104,16 @@ def shares(histogram: Sequence[int], *, block_size: int) -> list[float]:
     """Share of target passes that accept 0, 1, ... drafts; the last, the ceiling, is of those that accept block_size - 1 or more."""
     counts = [*histogram[: block_size - 1], sum(histogram[block_size - 1 :])]
     return [count / max(sum(counts), 1) for count in counts]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of equally wide columns, the first aligned left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *rest in rows:
+        cells = [first.ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(rest, widths[1:], strict=True))]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _bar(fraction: float, width: int) -> str:

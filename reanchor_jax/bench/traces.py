@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from reanchor_jax.bench.methods import Request, begin, outcomes, run_rounds
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import Rate, StepInfo, agreement_after_rejection, alignment, earliest_win_rate
 

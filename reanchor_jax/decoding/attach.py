@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from reanchor_jax.config import AttachRule, Extent
+from reanchor_jax.decoding.config import AttachRule, Extent
 
 _ATTACH_STREAM = 0x41545443  # keeps these draws apart from tokens and drafts
 

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.config import DecodeConfig, DraftChoice
 from reanchor_jax.decoding.attach import Match, find_sites, random_scores
+from reanchor_jax.decoding.confidence import above_threshold, confidences, worth_their_cost
+from reanchor_jax.decoding.config import DecodeConfig, DraftChoice
 from reanchor_jax.decoding.expand import Candidates
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
-from reanchor_jax.decoding.schedule import above_threshold, confidences, worth_their_cost
 from reanchor_jax.models.drafter import BlockContext, Drafter
 from reanchor_jax.models.heads import GRUHead, MarkovHead
 from reanchor_jax.models.target import Target

@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Array, Int, Key
 
 from reanchor_jax.cache import Committed, init_cache, write
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.request import check_request, check_state, is_traced, pad_stops
 from reanchor_jax.decoding.retain import init_retained
 from reanchor_jax.decoding.rounds import emitted_tokens, empty_info, empty_trace, noise_ahead, run_round
 from reanchor_jax.decoding.sampling import Sampling, choose, make_sampling, row_keys
-from reanchor_jax.decoding.state import DecodeState, Generation, num_places, num_slots, resolve_config, round_up
+from reanchor_jax.decoding.schedule import init_acceptance
+from reanchor_jax.decoding.state import Backlog, DecodeState, Generation, num_places, num_slots, resolve_config, round_up
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.decoding.walk import RUNNING, cut
 from reanchor_jax.models.drafter import Models
@@ -263,6 +264,11 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         target_cache=target_cache,
         drafter_cache=drafter_cache,
         retained=init_retained(num_rows, max_offsets=config.max_offsets, width=feature_width, dtype=dtype),
+        acceptance=init_acceptance(num_rows),
+        backlog=Backlog(
+            tokens=jnp.zeros((num_rows, 0 if config.schedule is None else slots), jnp.int32),
+            num_read=prompt_lengths,
+        ),
     )
     return state, emitted_tokens(first, num_emitted)
 

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.config import DecodeConfig
 from reanchor_jax.decoding.attach import make_paths
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.draft import draft_blocks, draft_candidates
 from reanchor_jax.decoding.expand import expand
 from reanchor_jax.decoding.retain import Retained

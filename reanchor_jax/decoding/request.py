@@ -10,7 +10,8 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Int
 
-from reanchor_jax.config import DecodeConfig, check_pair
+from reanchor_jax.config import check_pair
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.sampling import Sampling, check_sampling
 from reanchor_jax.decoding.state import DecodeState, num_slots, require_drafter, resolve_config, round_up
 from reanchor_jax.models.drafter import Drafter, Models

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from reanchor_jax.config import RetainPolicy
+from reanchor_jax.decoding.config import RetainPolicy
 from reanchor_jax.decoding.trie import Trie
 
 

@@ -5,6 +5,7 @@ Out: the next DecodeState, what the round emitted, and what it did.
 Source: ReAnchor section 3; whatever is drafted, the emitted tokens are the target's own draws, keyed by (row, position).
 """
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -12,10 +13,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from reanchor_jax.cache import Committed, gather, write
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import Arm, DecodeConfig, Schedule
 from reanchor_jax.decoding.propose import Proposal, propose
 from reanchor_jax.decoding.retain import Retained, retain
 from reanchor_jax.decoding.sampling import Choice, Sampling, choose, position_noise
+from reanchor_jax.decoding.schedule import count, pick_arm, promised_drafts
 from reanchor_jax.decoding.state import DecodeState, num_places, require_drafter
 from reanchor_jax.decoding.verify import first_nodes, prompt_mask, verify
 from reanchor_jax.decoding.walk import RUNNING, cut, walk
@@ -28,7 +30,10 @@ def run_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple
     """Run one round for every row; config is resolved. The info's `emitted` is None: what was emitted is returned beside it."""
     if not config.is_speculative:
         return _plain_round(models.target, state)
-    return _speculative_round(models.target, require_drafter(models), state, config)
+    target, drafter = models.target, require_drafter(models)
+    if config.schedule is None:
+        return _speculative_round(target, drafter, state, config)
+    return _scheduled_round(target, drafter, state, config.schedule, config)
 
 
 def noise_ahead(
@@ -83,6 +88,7 @@ def empty_info(num_rows: int) -> StepInfo:
         num_offsets=zero,
         num_attached=zero,
         num_dropped=zero,
+        num_plain=zero,
         is_shifted=jnp.zeros((num_rows,), bool),
     )
 
@@ -158,6 +164,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             num_offsets=retained.counts,
             num_attached=jnp.where(is_running, proposal.num_attached, 0),
             num_dropped=jnp.where(is_running, trie.num_dropped, 0),
+            num_plain=jnp.zeros_like(walked.num_emitted),
             is_shifted=is_shifted & is_running,
             trace=_trace(proposal, retained, target_tokens, is_running),
         ),
@@ -182,6 +189,99 @@ def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B 
         target_tokens=jnp.where(trie.is_node, target_tokens, 0),
     )
     return jax.tree.map(lambda x: jnp.where(is_running.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros((), x.dtype)), trace)
+
+
+def _scheduled_round(
+    target: Target, drafter: Drafter, state: DecodeState, schedule: Schedule, config: DecodeConfig
+) -> tuple[DecodeState, Emitted, StepInfo]:
+    """Run the round that the schedule picks; all rows run the same."""
+    places = num_places(drafter, config)
+    is_running = state.finish == RUNNING
+    arm = pick_arm(
+        schedule,
+        state.acceptance,
+        temperature=state.sampling.temperature,
+        lengths=state.lengths,
+        remaining=state.remaining,
+        num_retained=state.retained.counts,
+        num_unread=state.lengths - state.backlog.num_read,
+        num_places=places,
+        is_running=is_running,
+    )
+    is_drafting = jnp.asarray([arm.num_blocks > 0 for arm in schedule.arms])[arm]
+    state = _read_backlog(target, drafter, state, is_drafting, num_places=places)
+
+    def branch(arm: Arm):
+        if not arm.num_blocks:
+            return partial(_plain_rounds, target, num_places=places)
+        sizes = {"num_nodes": arm.num_nodes, "block_buckets": (arm.num_blocks,), "node_buckets": (arm.num_nodes,)}
+        chain = {"expand": "none", "reliability": 1.0, "num_ranks": 0} if arm.is_chain else {}
+        return partial(_speculative_round, target, drafter, config=replace(config, schedule=None, **sizes, **chain))
+
+    new_state, emitted, info = jax.lax.switch(arm, [branch(arm) for arm in schedule.arms], state)
+    acceptance = count(
+        state.acceptance,
+        num_accepted=info.num_accepted,
+        promised=promised_drafts(schedule, state.sampling.temperature)[:, arm],
+        num_plain=info.num_plain,
+        is_running=is_running,
+    )
+    num_read = jnp.where(is_drafting, new_state.lengths, state.backlog.num_read)
+    return new_state._replace(acceptance=acceptance, backlog=new_state.backlog._replace(num_read=num_read)), emitted, info
+
+
+def _read_backlog(target: Target, drafter: Drafter, state: DecodeState, is_drafting: Bool[Array, ""], *, num_places: int) -> DecodeState:
+    """If the round drafts, run the target again over what was decoded plainly, num_places tokens a pass, for the drafter's context."""
+    steps = jnp.arange(num_places, dtype=jnp.int32)[None, :]
+
+    def is_left(carry):
+        return is_drafting & jnp.any(carry[1] < state.lengths)
+
+    def read(carry):
+        drafter_cache, starts = carry
+        positions = starts[:, None] + steps
+        output = target(
+            jnp.take_along_axis(state.backlog.tokens, positions, axis=1),
+            positions,
+            prompt_mask(num_places),
+            committed=Committed(layers=state.target_cache, lengths=starts),
+            target_layer_ids=drafter.config.target_layer_ids,
+        )
+        keys_values = drafter.context_keys_values(drafter.features(output.taps), positions)
+        # what is read past a row's length is garbage behind its context, and written over with it
+        return write(drafter_cache, keys_values, starts), jnp.minimum(starts + num_places, state.lengths)
+
+    drafter_cache, num_read = jax.lax.while_loop(is_left, read, (state.drafter_cache, state.backlog.num_read))
+    return state._replace(drafter_cache=drafter_cache, backlog=state.backlog._replace(num_read=num_read))
+
+
+def _plain_rounds(target: Target, state: DecodeState, *, num_places: int) -> tuple[DecodeState, Emitted, StepInfo]:
+    """Decode up to num_places tokens one by one, and leave them to be read by the drafter when it is asked again. Nothing is retained."""
+    num_rows = state.lengths.shape[0]
+    none = jnp.zeros((num_rows,), jnp.int32)
+    first = jax.eval_shape(partial(_plain_round, target), state)[1]
+    blank = {name: jnp.zeros((num_rows, num_places), getattr(first, name).dtype) for name in ("tokens", "log_probs", "processed_log_probs")}
+
+    def is_left(carry):
+        index, state, _ = carry
+        return (index < num_places) & jnp.any(state.finish == RUNNING)
+
+    def advance(carry):
+        index, state, emitted = carry
+        state, new, _ = _plain_round(target, state)
+        # a row that runs has run in every pass of this round, so its token belongs at the same index
+        put = {name: jax.lax.dynamic_update_slice_in_dim(getattr(emitted, name), getattr(new, name), index, axis=1) for name in blank}
+        return index + 1, state, Emitted(**put, num_emitted=emitted.num_emitted + new.num_emitted)
+
+    _, new_state, emitted = jax.lax.while_loop(is_left, advance, (jnp.int32(0), state, Emitted(**blank, num_emitted=none)))
+    committed = jnp.concatenate([state.anchors[:, None], emitted.tokens[:, :-1]], axis=1)
+    tokens = jax.vmap(jax.lax.dynamic_update_slice)(state.backlog.tokens, committed, state.lengths[:, None])
+    new_state = new_state._replace(
+        backlog=state.backlog._replace(tokens=tokens),
+        retained=state.retained._replace(counts=none),
+    )
+    num_plain = emitted.num_emitted
+    return new_state, emitted, empty_info(num_rows)._replace(num_emitted=num_plain, num_nodes=num_plain, num_plain=num_plain)
 
 
 def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitted, StepInfo]:
@@ -210,8 +310,8 @@ def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitt
         finish=finish,
         target_cache=write(state.target_cache, keys_values, state.lengths),
     )
-    info = empty_info(num_rows)
-    return new_state, emitted_tokens(choice, num_emitted), info._replace(num_emitted=num_emitted, num_nodes=num_emitted)
+    info = empty_info(num_rows)._replace(num_emitted=num_emitted, num_nodes=num_emitted, num_plain=num_emitted)
+    return new_state, emitted_tokens(choice, num_emitted), info
 
 
 def _smallest(buckets: tuple[int, ...], needed: Int[Array, ""], branch):

@@ -10,13 +10,26 @@ from typing import NamedTuple
 from jaxtyping import Array, Float, Int, Key
 
 from reanchor_jax.cache import KVCache
-from reanchor_jax.config import CACHE_CHUNK, DecodeConfig
+from reanchor_jax.config import CACHE_CHUNK
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.retain import Retained
 from reanchor_jax.decoding.sampling import Sampling
+from reanchor_jax.decoding.schedule import Acceptance
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.statistics import StepInfo
 
 FINISH_REASONS = ("running", "stop", "length")  # names of the codes in Generation.finish_reasons
+
+
+class Backlog(NamedTuple):
+    """What a schedule decoded plainly, kept until it drafts again: the drafter's context lacks it.
+
+    tokens: by position; only those of plain rounds are ever written. Without a schedule it has no room (J is 0).
+    num_read: committed positions that the drafter's cache holds.
+    """
+
+    tokens: Int[Array, "B J"]
+    num_read: Int[Array, " B"]
 
 
 class DecodeState(NamedTuple):
@@ -31,6 +44,8 @@ class DecodeState(NamedTuple):
     stop_token_ids: ids that end a row; unused entries hold -1.
     target_cache, drafter_cache: committed keys and values per layer; the drafter's is empty without one.
     retained: rejected states of the previous round.
+    acceptance: drafts accepted of late, beside those that a schedule was promised; 0 without one.
+    backlog: tokens the drafter has not read.
     """
 
     lengths: Int[Array, " B"]
@@ -43,6 +58,8 @@ class DecodeState(NamedTuple):
     target_cache: KVCache
     drafter_cache: KVCache
     retained: Retained
+    acceptance: Acceptance
+    backlog: Backlog
 
 
 class Generation(NamedTuple):

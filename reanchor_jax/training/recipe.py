@@ -18,7 +18,8 @@ import jax
 import numpy as np
 
 from reanchor_jax import checkpoint, huggingface
-from reanchor_jax.config import DecodeConfig, TargetConfig
+from reanchor_jax.config import TargetConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import generate
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target

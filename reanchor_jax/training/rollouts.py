@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from tqdm import tqdm
 
-from reanchor_jax.config import DecodeConfig
+from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.models.drafter import Models

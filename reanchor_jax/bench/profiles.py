@@ -1,0 +1,328 @@
+"""Measure what rounds of every kind cost and bring on this machine, and keep it in a file.
+
+In: Models, prompts as token ids; or a profile's JSON file.
+Out: Profile, and the Schedule it makes for a number of rows.
+Source: ours. Rounds are timed whole, inside a compiled loop like a generation's, each kind (arm) by a program of its own. Their cost is
+    measured on states whose length is set, so that contexts need no texts; what they bring is measured on the prompts.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int
+from tqdm import tqdm
+
+from reanchor_jax.bench.compare import environment
+from reanchor_jax.bench.methods import Request, begin
+from reanchor_jax.config import CACHE_CHUNK
+from reanchor_jax.decoding.config import Arm, DecodeConfig, Schedule
+from reanchor_jax.decoding.loop import step
+from reanchor_jax.decoding.schedule import OPTIMISM
+from reanchor_jax.decoding.state import DecodeState, round_up
+from reanchor_jax.decoding.walk import RUNNING
+from reanchor_jax.fields import is_integer, is_number
+from reanchor_jax.files import read_json
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.text import write_text
+
+_FORMAT = 1
+_TEMPERATURES = (0.0, 1.0)  # at which arms are measured
+_ROUNDS = (4, 12)  # of a short and a long run, whose difference counts
+_REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
+_NEW_TOKENS = 128  # a prompt, to measure what an arm brings
+_NUM_FACTORS = 41  # steps from a text that accepts nothing to the easiest one
+_MEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))  # stands for figures that are not known yet
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileConfig:
+    """What a profile measures.
+
+    rows: numbers of rows decoded together. contexts: committed tokens, best in the middle of a cache chunk of 64, since time grows by
+        steps of one; those that the target cannot hold are left out.
+    nodes: trie sizes; the block size of the drafter, for its plain chain, is added.
+    num_examples: prompts that are decoded, the first ones.
+    """
+
+    rows: tuple[int, ...] = (1, 8)
+    contexts: tuple[int, ...] = (96, 480, 2016)
+    nodes: tuple[int, ...] = (16, 32, 64)
+    num_examples: int = 16
+
+    def __post_init__(self):
+        for name, least in (("rows", 1), ("contexts", 1), ("nodes", 2)):
+            values = getattr(self, name)
+            if not values or not all(is_integer(value) and value >= least for value in values) or list(values) != sorted(set(values)):
+                raise ValueError(f"{name} must be strictly rising whole numbers of at least {least}; got {values!r}.")
+        if not is_integer(self.num_examples) or self.num_examples < 2:
+            raise ValueError(f"num_examples must be a whole number of at least 2, to see how prompts differ; got {self.num_examples!r}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """Costs of this machine for one pair of models.
+
+    key: device, versions, models and dtype it holds for. rows, contexts: as in ProfileConfig.
+    arms: for each number of rows, the arms with their figures; the same arms in each. spread: as in Schedule.
+    """
+
+    key: dict[str, Any]
+    rows: tuple[int, ...]
+    contexts: tuple[int, ...]
+    arms: tuple[tuple[Arm, ...], ...]
+    spread: float
+
+    def schedule(self, num_rows: int, temperature: float | None = None) -> Schedule:
+        """The arms worth compiling for that many rows, their seconds interpolated; beyond the largest number measured, extrapolated.
+
+        temperature: of the rows; None means any. Kept are arms that are the best for some context and some text, up to one that accepts as
+        many drafts more than the measured as a generation begins by hoping for. If that is plain decoding alone, nothing is drafted.
+        """
+        if not is_integer(num_rows) or num_rows < 1:
+            raise ValueError(f"num_rows must be a whole number of at least 1; got {num_rows!r}.")
+        kinds = self.arms[0]
+        seconds = _at(
+            self.rows, np.asarray([[arm.seconds for arm in arms] for arms in self.arms]), num_rows
+        )  # [arms, temperatures, contexts]
+        shares = np.asarray(_TEMPERATURES if temperature is None else [np.clip(temperature, *_TEMPERATURES)])
+        tokens = np.asarray([arm.tokens for arm in kinds]) @ np.stack([1 - shares, shares])
+        factors = np.linspace(0, 1 + OPTIMISM * self.spread, _NUM_FACTORS)[:, None, None, None]
+        rates = (1 + factors * (tokens[None, :, :, None] - 1)) / seconds[None][:, :, (shares > 0).astype(int)]
+        best = set(np.argmax(rates, axis=1).ravel().tolist())
+        # in rounds that retained nothing
+        is_shifted = np.asarray([arm.num_blocks > 1 for arm in kinds])
+        best |= set(np.argmax(np.where(is_shifted[None, :, None, None], 0, rates), axis=1).ravel().tolist())
+        if any(kinds[index].num_blocks for index in best) and not any(kinds[index].num_blocks == 1 for index in best):
+            best.add(next(index for index, arm in enumerate(kinds) if arm.is_chain))
+        arms = tuple(replace(kinds[index], seconds=tuple(map(tuple, seconds[index].tolist()))) for index in sorted(best))
+        return Schedule(arms=arms, contexts=self.contexts, spread=self.spread)
+
+
+def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config: ProfileConfig, show_progress: bool = True) -> Profile:
+    """Time every arm and decode the prompts with it; minutes, most of them compiling.
+
+    Raises ValueError without a drafter, for fewer than two prompts, and for prompts that the target cannot hold.
+    """
+    if models.drafter is None:
+        raise ValueError("a profile compares drafting with plain decoding, so it needs a drafter; give a pair.")
+    prompts = list(prompts[: config.num_examples])
+    if len(prompts) < 2:
+        raise ValueError(f"a profile needs at least 2 prompts, to see how they differ; got {len(prompts)}.")
+    block_size = models.drafter.config.block_size
+    limit = models.target.config.max_positions
+    longest = max(map(len, prompts)) + _NEW_TOKENS
+    if longest > limit:
+        raise ValueError(f"a prompt and {_NEW_TOKENS} new tokens must fit the {limit} positions of the target; got {longest}; shorten it.")
+    contexts = tuple(context for context in config.contexts if context <= limit) or (limit,)
+    cache_length = min(round_up(max(longest, *contexts), CACHE_CHUNK), limit)
+    kinds = _arms(block_size, config.nodes)
+    # every arm runs on the arrays of the largest, as it will beside it
+    whole = DecodeConfig.scheduled(Schedule(arms=tuple(kinds), contexts=(0,), spread=1.0), cache_length=cache_length)
+    seconds, tokens, taus = {}, {}, []
+    with tqdm(total=len(config.rows) * len(kinds), unit="arm", disable=not show_progress, leave=False) as progress:
+        for rows in config.rows:
+            for kind in kinds:
+                progress.set_description(f"{rows} rows, {kind.num_blocks} blocks, {kind.num_nodes} nodes")
+                forced = replace(whole, schedule=_only(kind, kinds))
+                seconds[rows, kind] = _seconds(models, prompts, contexts, whole, forced, rows=rows)
+                if rows == config.rows[-1]:  # most rows take the fewest passes; what an arm brings is the same for any number
+                    found = _tokens(models, prompts, whole, forced, rows=rows)
+                    tokens[kind] = tuple(max(float(emitted.sum() / passes.sum()), 1.0) for emitted, passes in found)
+                    if kind.is_chain:
+                        taus = found[0][0] / found[0][1]
+                progress.update()
+    return Profile(
+        key=profile_key(models),
+        rows=config.rows,
+        contexts=contexts,
+        arms=tuple(tuple(replace(kind, seconds=seconds[rows, kind], tokens=tokens[kind]) for kind in kinds) for rows in config.rows),
+        spread=_spread(np.asarray(taus)),
+    )
+
+
+def profile_key(models: Models) -> dict[str, Any]:
+    """What a profile holds for: device, versions, and the shapes of both models with their dtype."""
+    surroundings = environment(models)
+    shapes = repr((models.target.config, None if models.drafter is None else models.drafter.config))
+    return {
+        "device": surroundings["device"],
+        "cores": surroundings["cores"],
+        "dtype": surroundings["dtype"],
+        "versions": surroundings["versions"],
+        "models": hashlib.sha256(shapes.encode()).hexdigest()[:16],
+    }
+
+
+def write_profile(path: Path | str, profile: Profile) -> None:
+    """Write a profile as JSON; the file appears whole."""
+    write_text(path, json.dumps({"format": _FORMAT, **asdict(profile)}, indent=1) + "\n")
+
+
+def read_profile(path: Path | str, models: Models) -> Profile:
+    """Read a profile for these models on this machine.
+
+    Raises FileNotFoundError; ValueError for what is no profile, and for one of another device, version, dtype or pair.
+    """
+    path = Path(path)
+    found = read_json(path)
+    if found is None:
+        raise FileNotFoundError(f"{path} does not exist; measure a profile with `reanchor-jax profile`.")
+    try:
+        if found["format"] != _FORMAT:
+            raise ValueError(f"its format is {found['format']!r}, this version reads {_FORMAT}")
+        profile = _read(found)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise ValueError(f"{path} is no profile that can be used: {reason}; measure it again with `reanchor-jax profile`.") from error
+    wanted = profile_key(models)
+    for name, value in wanted.items():
+        if profile.key.get(name) != value:
+            raise ValueError(
+                f"{path} was measured with {name} {profile.key.get(name)}, here it is {value}; "
+                "costs do not carry over, measure them again with `reanchor-jax profile`."
+            )
+    return profile
+
+
+def _read(found: dict[str, Any]) -> Profile:
+    arms = tuple(
+        tuple(Arm(**{**arm, "seconds": tuple(map(tuple, arm["seconds"])), "tokens": tuple(arm["tokens"])}) for arm in arms)
+        for arms in found["arms"]
+    )
+    rows, contexts, key, spread = tuple(found["rows"]), tuple(found["contexts"]), found["key"], found["spread"]
+    ProfileConfig(rows=rows, contexts=contexts)
+    if not isinstance(key, dict) or not is_number(spread):
+        raise ValueError("key must be an object and spread a number")
+    if len(arms) != len(rows):
+        raise ValueError(f"it has arms for {len(arms)} numbers of rows and names {len(rows)}")
+    kinds = [[replace(arm, seconds=_MEASURED.seconds, tokens=_MEASURED.tokens) for arm in each] for each in arms]
+    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in kinds[0]):
+        raise ValueError("every number of rows needs the same arms, the chain among them")
+    for each in arms:
+        Schedule(arms=each, contexts=contexts, spread=spread)
+    return Profile(key=key, rows=rows, contexts=contexts, arms=arms, spread=spread)
+
+
+def _arms(block_size: int, nodes: Sequence[int]) -> list[Arm]:
+    """Plain decoding, the chain, trees of one block, and trees of a quarter and of half a block of offsets where the chain leaves room."""
+    sizes = sorted({max(size, block_size) for size in nodes})
+    offsets = sorted({max(block_size // 4, 1), max(block_size // 2, 1)})
+    kinds = [(0, 1, False), (1, block_size, True), *((1, size, False) for size in sizes)]
+    kinds += [(1 + count, size, False) for size in sizes if size >= 2 * block_size for count in offsets]
+    return [replace(_MEASURED, num_blocks=blocks, num_nodes=size, is_chain=is_chain) for blocks, size, is_chain in kinds]
+
+
+def _only(kind: Arm, kinds: Sequence[Arm]) -> Schedule:
+    """A schedule that takes this arm whenever it can: all bring the same in the same time, and the first of equals is taken."""
+    other = next(arm for arm in kinds if arm.num_blocks == 1)
+    return Schedule(arms=(kind,) if kind.num_blocks == 1 else (kind, other), contexts=(0,), spread=1.0)
+
+
+def _seconds(
+    models: Models, prompts: Sequence[Sequence[int]], contexts: Sequence[int], whole: DecodeConfig, forced: DecodeConfig, *, rows: int
+) -> tuple[tuple[float, ...], ...]:
+    """Seconds of a target pass with its draft at each temperature, for each context."""
+    found = []
+    for temperature in _TEMPERATURES:
+        request = Request(max_new_tokens=_NEW_TOKENS, temperature=temperature, batch_size=rows)
+        state, _ = begin(models, prompts, [0] * rows, config=whole, request=request)
+        found.append(tuple(_pass_seconds(models, state, context, forced) for context in contexts))
+    return tuple(found)
+
+
+def _pass_seconds(models: Models, state: DecodeState, context: int, config: DecodeConfig) -> float:
+    """Seconds of a pass at so many committed tokens: of a long run less a short one, so that what a call takes by itself is left out."""
+    held = state._replace(lengths=jnp.full_like(state.lengths, context))
+
+    def run(num_rounds: int) -> tuple[float, int]:
+        times, num_passes = [], 0
+        for _ in range(_REPEATS):
+            given = jax.block_until_ready(jax.tree.map(jnp.copy, held))
+            start = time.perf_counter()
+            _, (_, passes) = jax.block_until_ready(_rounds(models, given, jnp.int32(num_rounds), jnp.bool_(True), config=config))
+            times.append(time.perf_counter() - start)
+            num_passes = int(np.max(passes))
+        return min(times), num_passes
+
+    (few_seconds, few_passes), (many_seconds, many_passes) = map(run, _ROUNDS)
+    # on a machine that stumbled in every short run, the long one still tells the order of size
+    return max((many_seconds - few_seconds) / (many_passes - few_passes), 0.1 * many_seconds / many_passes)
+
+
+def _tokens(
+    models: Models, prompts: Sequence[Sequence[int]], whole: DecodeConfig, forced: DecodeConfig, *, rows: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Tokens and target passes of every prompt, at each temperature."""
+    found = []
+    for temperature in _TEMPERATURES:
+        request = Request(max_new_tokens=_NEW_TOKENS, temperature=temperature, batch_size=rows)
+        sums = []
+        for first in range(0, len(prompts), rows):
+            indices = range(first, min(first + rows, len(prompts)))
+            state, _ = begin(models, prompts, indices, config=whole, request=request)
+            _, pair = _rounds(models, state, jnp.int32(_NEW_TOKENS), jnp.bool_(False), config=forced)
+            sums.append(np.asarray(pair)[:, : len(indices)])
+        emitted, passes = np.concatenate(sums, axis=1)
+        found.append((emitted, passes))
+    return found
+
+
+@partial(jax.jit, static_argnames="config", donate_argnames="state")
+def _rounds(
+    models: Models, state: DecodeState, limit: Int[Array, ""], is_held: Bool[Array, ""], *, config: DecodeConfig
+) -> tuple[DecodeState, tuple[Int[Array, " B"], Int[Array, " B"]]]:
+    """Tokens emitted and target passes of every row, over so many rounds or until all rows have ended. The state given is used up.
+
+    is_held: every round begins anew at the lengths given, with as many states to draft from as there can be.
+    """
+    none = jnp.zeros_like(state.lengths)
+    full = jnp.full_like(none, state.retained.tokens.shape[1])
+
+    def hold(new: DecodeState) -> DecodeState:
+        held = new._replace(
+            lengths=state.lengths,
+            remaining=jnp.full_like(none, config.cache_length),
+            finish=jnp.full_like(none, RUNNING),
+            retained=new.retained._replace(counts=full),
+            backlog=new.backlog._replace(num_read=state.lengths),
+        )
+        return jax.tree.map(partial(jnp.where, is_held), held, new)
+
+    def is_left(carry):
+        index, state, _, _ = carry
+        return (index < limit) & jnp.any(state.finish == RUNNING)
+
+    def advance(carry):
+        index, state, emitted, passes = carry
+        state, info = step(models, state, config=config)
+        drafted = ((info.num_emitted > 0) & (info.num_plain == 0)).astype(jnp.int32)
+        return index + 1, hold(state), emitted + info.num_emitted, passes + info.num_plain + drafted
+
+    _, state, emitted, passes = jax.lax.while_loop(is_left, advance, (jnp.int32(0), hold(state), none, none))
+    return state, (emitted, passes)
+
+
+def _spread(taus: np.ndarray) -> float:
+    """Standard deviation of accepted drafts over prompts, beside their mean; bounded, for prompts that tell nothing."""
+    drafts = taus - 1
+    mean = float(drafts.mean())
+    return float(np.clip(drafts.std(ddof=1) / mean, 0.05, 2.0)) if mean > 0 else 1.0
+
+
+def _at(points: Sequence[int], values: np.ndarray, x: int) -> np.ndarray:
+    """Values along their first axis at x: linear between points and beyond the last, constant before the first."""
+    if len(points) == 1 or x <= points[0]:
+        return values[0]
+    index = int(np.clip(np.searchsorted(points, x) - 1, 0, len(points) - 2))
+    share = (x - points[index]) / (points[index + 1] - points[index])
+    found = values[index] + share * (values[index + 1] - values[index])
+    return np.maximum(found, values[-1]) if x > points[-1] else found  # more rows never cost less
