@@ -180,7 +180,8 @@ def _bench(args: argparse.Namespace) -> None:
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
     # the methods are not among the settings: a run may be resumed with one more
-    settings = {"model": loaded.name, "prompts": ids, **dataclasses.asdict(request), "environment": surroundings}
+    asked = {name: value for name, value in dataclasses.asdict(request).items() if name != "schedule"}  # a method's own affair too
+    settings = {"model": loaded.name, "prompts": ids, **asked, "environment": surroundings}
     pin_settings(out / "settings.json", settings)
     found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
     # methods that an earlier command has finished stay in the tables

@@ -116,7 +116,8 @@ def test_reading_what_was_decoded_plainly_is_paid_by_the_arms_that_draft():
     found = schedule(arm(PLAIN, 1.1), arm(CHAIN, 2.0, (2.4, 2.4)))
     assert pick(found, acceptance=MUCH, num_unread=27) == 1  # 2.4 / 2.6 against 0.909
     assert pick(found, acceptance=MUCH, num_unread=28) == 0  # 2.4 / 2.8
-    assert pick(found, acceptance=MUCH, num_unread=28, is_running=False) == 0
+    both = seen([4e6, 4e6], [4e6, 4e6])
+    assert pick(found, acceptance=both, temperature=(0.0, 0.0), num_unread=(28, 0), is_running=(False, True)) == 1
 
 
 def test_a_generation_begins_with_hope_and_gives_up_what_does_not_pay():
@@ -207,7 +208,8 @@ def test_drafts_after_plain_tokens_are_those_of_a_drafter_that_read_them():
     only = dataclasses.replace(config, schedule=dataclasses.replace(both, arms=(chain,)))
     drafted = start._replace(remaining=jnp.full_like(start.remaining, 2 * places))
     while (np.asarray(drafted.finish) == 0).any():
-        drafted, _, _ = run(models, drafted, config=only)
+        drafted, _, info = run(models, drafted, config=only)
+        assert not np.asarray(info.num_offsets).any()  # states are retained, and a chain drafts from none of them
     assert (np.asarray(drafted.lengths) == np.asarray(read.lengths)).all()
     for mine, theirs in zip(read.drafter_cache, drafted.drafter_cache, strict=True):
         for row, length in enumerate(np.asarray(read.lengths).tolist()):
@@ -221,6 +223,7 @@ def test_plain_tokens_of_a_round_count_as_target_passes():
     info = jax.tree.map(lambda field: np.asarray(field)[:rounds], got.info)
     assert info.num_plain.max() > 1
     np.testing.assert_array_equal(info.num_plain, info.num_emitted)
+    assert not info.num_offsets.any()
     summary = summarize([info], block_size=BLOCK)
     assert (summary.tau, summary.tau_pooled, summary.plain_rate, summary.mean_nodes) == (1, 1, 1, 1)
     assert summary.target_passes == int(np.asarray(got.lengths).sum()) - 5
@@ -242,7 +245,17 @@ def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
         (lambda: schedule(arm(PLAIN, 1.0), arm(MERGED, 2.0)), "one of a single block"),
         (lambda: schedule(arm(PLAIN, 1.0), contexts=(5, 5)), "strictly rising"),
         (lambda: schedule(arm(PLAIN, 1.0), contexts=(5, 9)), "each of the 2 contexts"),
+        (lambda: schedule(arm(PLAIN, 1.0), contexts=(10**400,)), "strictly rising"),
         (lambda: schedule(arm(PLAIN, 1.0), spread=float("nan")), "spread must lie"),
+        (lambda: schedule(arm(PLAIN, 1.0), spread=1e-25), "spread must lie"),
+        (lambda: Arm(**PLAIN, seconds=5, tokens=(1.0, 1.0)), "two tuples of positive numbers"),
+        (lambda: Arm(**PLAIN, seconds=[[1.0], [1.0]], tokens=(1.0, 1.0)), "two tuples of positive numbers"),
+        (lambda: Arm(**PLAIN, seconds=((1.0,), 2.0), tokens=(1.0, 1.0)), "two tuples of positive numbers"),
+        (lambda: Arm(**PLAIN, seconds=((1.0,), (1.0,)), tokens=1.0), "two numbers of at least 1"),
+        (lambda: arm({"num_blocks": 1, "num_nodes": 5, "is_chain": "no"}, 1.0), "is_chain of an arm"),
+        (lambda: ProfileConfig(rows=3), "strictly rising"),
+        (lambda: made_profile().schedule(1, "hot"), "temperature must be a number"),
+        (lambda: made_profile().schedule(1, float("nan")), "temperature must be a number"),
         (lambda: arm(PLAIN, 0.0), "positive numbers"),
         (lambda: arm(PLAIN, float("inf")), "positive numbers"),
         (lambda: arm(CHAIN, 1.0, (0.5, 1.0)), "at least 1"),
@@ -252,6 +265,8 @@ def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
         (lambda: DecodeConfig.dflash(schedule=CLOSE), "expand='merge'"),
         (lambda: DecodeConfig.reanchor_tree(schedule="fast"), "must be a Schedule"),
         (lambda: DecodeConfig.scheduled(CLOSE, has_trace=True), "has no trace"),
+        (lambda: DecodeConfig.scheduled(None), "a Profile makes one"),
+        (lambda: DecodeConfig.scheduled(made_profile()), "a Profile makes one"),
         (lambda: DecodeConfig.scheduled(CLOSE).resolve(BLOCK + 1), "does not fit blocks of 6"),
         (lambda: DecodeConfig.scheduled(CLOSE, num_nodes=12).resolve(BLOCK), "does not fit"),
         (lambda: DecodeConfig.scheduled(CLOSE, max_offsets=1).resolve(BLOCK), "does not fit"),

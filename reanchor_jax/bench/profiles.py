@@ -29,7 +29,7 @@ from reanchor_jax.decoding.loop import step
 from reanchor_jax.decoding.schedule import OPTIMISM
 from reanchor_jax.decoding.state import DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
-from reanchor_jax.fields import is_integer, is_number
+from reanchor_jax.fields import LARGEST, is_integer, is_number
 from reanchor_jax.files import read_json
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import write_text
@@ -61,7 +61,8 @@ class ProfileConfig:
     def __post_init__(self):
         for name, least in (("rows", 1), ("contexts", 1), ("nodes", 2)):
             values = getattr(self, name)
-            if not values or not all(is_integer(value) and value >= least for value in values) or list(values) != sorted(set(values)):
+            is_typed = isinstance(values, tuple) and all(is_integer(value) and least <= value <= LARGEST for value in values)
+            if not is_typed or not values or list(values) != sorted(set(values)):
                 raise ValueError(f"{name} must be strictly rising whole numbers of at least {least}; got {values!r}.")
         if not is_integer(self.num_examples) or self.num_examples < 2:
             raise ValueError(f"num_examples must be a whole number of at least 2, to see how prompts differ; got {self.num_examples!r}.")
@@ -89,6 +90,8 @@ class Profile:
         """
         if not is_integer(num_rows) or num_rows < 1:
             raise ValueError(f"num_rows must be a whole number of at least 1; got {num_rows!r}.")
+        if temperature is not None and not (is_number(temperature) and temperature >= 0):
+            raise ValueError(f"temperature must be a number of at least 0, or None for any; got {temperature!r}.")
         kinds = self.arms[0]
         seconds = _at(
             self.rows, np.asarray([[arm.seconds for arm in arms] for arms in self.arms]), num_rows

@@ -12,7 +12,7 @@ from typing import Literal, get_args
 import numpy as np
 
 from reanchor_jax.config import CACHE_CHUNK
-from reanchor_jax.fields import is_integer, is_number, is_positive
+from reanchor_jax.fields import LARGEST, is_integer, is_number, is_positive
 
 RetainPolicy = Literal["none", "baseline", "suffix", "deepest", "both", "descendants"]
 AttachRule = Literal["earliest", "longest_prefix", "random", "original_offset", "original_offset_match"]
@@ -54,9 +54,13 @@ class Arm:
             raise ValueError(f"an arm of no blocks decodes one token a pass, so num_nodes must be 1; got {self.num_nodes}.")
         if self.is_chain and self.num_blocks != 1:
             raise ValueError(f"a chain is one block; got num_blocks {self.num_blocks}.")
-        if len(self.seconds) != 2 or not all(map(is_positive, (*self.seconds[0], *self.seconds[1]))):
+        if not isinstance(self.is_chain, bool):
+            raise ValueError(f"is_chain of an arm must be True or False; got {self.is_chain!r}.")
+        is_typed = isinstance(self.seconds, tuple) and len(self.seconds) == 2 and all(isinstance(row, tuple) for row in self.seconds)
+        if not is_typed or not all(map(is_positive, (*self.seconds[0], *self.seconds[1]))):
             raise ValueError(f"seconds of an arm must be two tuples of positive numbers; got {reprlib.repr(self.seconds)}.")
-        if len(self.tokens) != 2 or not all(is_positive(value) and value >= 1 for value in self.tokens):
+        is_typed = isinstance(self.tokens, tuple) and len(self.tokens) == 2
+        if not is_typed or not all(is_positive(value) and value >= 1 for value in self.tokens):
             raise ValueError(f"tokens of an arm must be two numbers of at least 1; got {reprlib.repr(self.tokens)}.")
 
 
@@ -81,12 +85,18 @@ class Schedule:
         if any(arm.num_blocks for arm in self.arms) and not any(arm.num_blocks == 1 for arm in self.arms):
             raise ValueError("arms that draft shifted blocks need one of a single block beside them, for rounds that retained nothing.")
         is_typed = isinstance(self.contexts, tuple) and all(map(is_integer, self.contexts))
-        if not is_typed or not self.contexts or self.contexts[0] < 0 or list(self.contexts) != sorted(set(self.contexts)):
+        if (
+            not is_typed
+            or not self.contexts
+            or self.contexts[0] < 0
+            or self.contexts[-1] > LARGEST
+            or list(self.contexts) != sorted(set(self.contexts))
+        ):
             raise ValueError(f"contexts must be a tuple of strictly rising integers of at least 0; got {self.contexts!r}.")
         if any(len(seconds) != len(self.contexts) for arm in self.arms for seconds in arm.seconds):
             raise ValueError(f"every arm must have seconds for each of the {len(self.contexts)} contexts.")
-        if not (is_positive(self.spread) and self.spread <= 10):
-            raise ValueError(f"spread must lie in (0, 10]; got {self.spread!r}.")
+        if not (is_number(self.spread) and 0.001 <= self.spread <= 10):
+            raise ValueError(f"spread must lie in 0.001..10; got {self.spread!r}.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +180,11 @@ class DecodeConfig:
             )
         self._check_expand()
         self._check_schedule()
+        if self.retain == "none" and (self.attach != "earliest" or self.is_second_tried or self.extent != "both"):
+            raise ValueError(
+                "attach, is_second_tried and extent say what becomes of shifted blocks, and without retained states there are none; "
+                f"set retain to one of {', '.join(RETAIN_POLICIES[1:])}, or leave them out."
+            )
         if not 0 <= self.num_nodes <= _MOST_NODES:
             raise ValueError(f"num_nodes must lie in 0..{_MOST_NODES}, its masks are square; got {reprlib.repr(self.num_nodes)}.")
         if not self.is_speculative and (self.retain != "none" or self.num_nodes):
@@ -270,6 +285,10 @@ class DecodeConfig:
     @classmethod
     def scheduled(cls, schedule: Schedule, **overrides) -> "DecodeConfig":
         """Every round takes the arm that promises most tokens a second: a merged tree, a smaller one, the chain, or plain decoding."""
+        if not isinstance(schedule, Schedule):
+            raise ValueError(
+                f"schedule must be a Schedule; got {type(schedule).__name__}; a Profile makes one: profile.schedule(num_rows)."
+            )
         most_nodes = max(arm.num_nodes for arm in schedule.arms)
         offsets = max(arm.num_blocks for arm in schedule.arms) - 1
         sizes = {"num_nodes": 0 if most_nodes == 1 else most_nodes, "max_offsets": max(offsets, 1)}

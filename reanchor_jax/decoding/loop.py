@@ -254,7 +254,7 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
     )
     feature_width = 0 if drafter is None else drafter.config.feature_width
     state = DecodeState(
-        lengths=prompt_lengths,
+        lengths=jnp.copy(prompt_lengths),
         anchors=first.tokens[:, 0],
         remaining=budgets - num_emitted,
         finish=finish,
@@ -267,7 +267,7 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         acceptance=init_acceptance(num_rows),
         backlog=Backlog(
             tokens=jnp.zeros((num_rows, 0 if config.schedule is None else slots), jnp.int32),
-            num_read=prompt_lengths,
+            num_read=jnp.copy(prompt_lengths),  # an array twice in the state could not be donated
         ),
     )
     return state, emitted_tokens(first, num_emitted)

@@ -94,6 +94,10 @@ def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfi
         raise ValueError(
             f"the state's cache has {slots} slots, this config {num_slots(drafter, config)}; step with the config it was prefilled with."
         )
+    if (state.backlog.tokens.shape[1] > 0) != (config.schedule is not None):
+        raise ValueError(
+            "the state was prefilled with a schedule and this config has none, or the reverse; step with the config it was made for."
+        )
 
 
 def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:

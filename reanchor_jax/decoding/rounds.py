@@ -161,7 +161,7 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             num_emitted=walked.num_emitted,
             num_accepted=jnp.where(is_running, num_walked, 0),
             num_nodes=num_nodes,
-            num_offsets=retained.counts,
+            num_offsets=jnp.minimum(retained.counts, config.block_buckets[-1] - 1),  # an arm of a schedule may draft fewer
             num_attached=jnp.where(is_running, proposal.num_attached, 0),
             num_dropped=jnp.where(is_running, trie.num_dropped, 0),
             num_plain=jnp.zeros_like(walked.num_emitted),
@@ -234,8 +234,10 @@ def _read_backlog(target: Target, drafter: Drafter, state: DecodeState, is_draft
     """If the round drafts, run the target again over what was decoded plainly, num_places tokens a pass, for the drafter's context."""
     steps = jnp.arange(num_places, dtype=jnp.int32)[None, :]
 
+    is_running = state.finish == RUNNING  # what a finished row has not read, nobody will ask for
+
     def is_left(carry):
-        return is_drafting & jnp.any(carry[1] < state.lengths)
+        return is_drafting & jnp.any(is_running & (carry[1] < state.lengths))
 
     def read(carry):
         drafter_cache, starts = carry

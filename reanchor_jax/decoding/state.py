@@ -25,7 +25,7 @@ class Backlog(NamedTuple):
     """What a schedule decoded plainly, kept until it drafts again: the drafter's context lacks it.
 
     tokens: by position; only those of plain rounds are ever written. Without a schedule it has no room (J is 0).
-    num_read: committed positions that the drafter's cache holds.
+    num_read: committed positions that the drafter's cache holds; of rows that have ended it may say more.
     """
 
     tokens: Int[Array, "B J"]
