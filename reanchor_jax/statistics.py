@@ -120,7 +120,7 @@ def per_pass(info: StepInfo) -> StepInfo:
     """
     fields = {name: np.asarray(getattr(info, name)) for name in ROUND_FIELDS}
     plain = fields["num_plain"]
-    counts = np.maximum(plain.max(axis=1, initial=1), 1)
+    counts = plain.max(axis=1, initial=1)
     place = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     fields = {name: np.repeat(values, counts, axis=0) for name, values in fields.items()}
     is_here = place[:, None] < np.maximum(fields["num_plain"], 1)
@@ -144,9 +144,9 @@ def acceptance_lengths(info: StepInfo, row: int) -> list[int]:
 
 def summarize(infos: list[StepInfo], *, block_size: int) -> Summary:
     """Summarize the stacked infos of several generations. Prompts that ended at their prefill token count in no average."""
-    taus = tau_per_prompt(infos)
-    taus = taus[~np.isnan(taus)]
     passes = [per_pass(info) for info in infos]
+    taus = np.concatenate([_row_tau(np.asarray(info.num_emitted)) for info in passes])
+    taus = taus[~np.isnan(taus)]
     fields = {name: np.concatenate([np.asarray(getattr(info, name)).ravel() for info in passes]) for name in ROUND_FIELDS}
     is_round = fields["num_emitted"] > 0
     rounds = {name: values[is_round] for name, values in fields.items()}

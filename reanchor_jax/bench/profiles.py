@@ -156,13 +156,8 @@ def profile_key(models: Models) -> dict[str, Any]:
     """What a profile holds for: device, versions, and the shapes of both models with their dtype."""
     surroundings = environment(models)
     shapes = repr((models.target.config, None if models.drafter is None else models.drafter.config))
-    return {
-        "device": surroundings["device"],
-        "cores": surroundings["cores"],
-        "dtype": surroundings["dtype"],
-        "versions": surroundings["versions"],
-        "models": hashlib.sha256(shapes.encode()).hexdigest()[:16],
-    }
+    kept = {name: surroundings[name] for name in ("device", "cores", "dtype", "versions")}
+    return {**kept, "models": hashlib.sha256(shapes.encode()).hexdigest()[:16]}
 
 
 def write_profile(path: Path | str, profile: Profile) -> None:
@@ -207,8 +202,8 @@ def _read(found: dict[str, Any]) -> Profile:
         raise ValueError("key must be an object and spread a number")
     if len(arms) != len(rows):
         raise ValueError(f"it has arms for {len(arms)} numbers of rows and names {len(rows)}")
-    kinds = [[replace(arm, seconds=_MEASURED.seconds, tokens=_MEASURED.tokens) for arm in each] for each in arms]
-    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in kinds[0]):
+    kinds = [[arm.kind for arm in each] for each in arms]
+    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in arms[0]):
         raise ValueError("every number of rows needs the same arms, the chain among them")
     for each in arms:
         Schedule(arms=each, contexts=contexts, spread=spread)
@@ -291,14 +286,13 @@ def _rounds(
     full = jnp.full_like(none, state.retained.tokens.shape[1])
 
     def hold(new: DecodeState) -> DecodeState:
-        held = new._replace(
-            lengths=state.lengths,
-            remaining=jnp.full_like(none, config.cache_length),
-            finish=jnp.full_like(none, RUNNING),
-            retained=new.retained._replace(counts=full),
-            backlog=new.backlog._replace(num_read=state.lengths),
+        return new._replace(
+            lengths=jnp.where(is_held, state.lengths, new.lengths),
+            remaining=jnp.where(is_held, config.cache_length, new.remaining),
+            finish=jnp.where(is_held, RUNNING, new.finish),
+            retained=new.retained._replace(counts=jnp.where(is_held, full, new.retained.counts)),
+            backlog=new.backlog._replace(num_read=jnp.where(is_held, state.lengths, new.backlog.num_read)),
         )
-        return jax.tree.map(partial(jnp.where, is_held), held, new)
 
     def is_left(carry):
         index, state, _, _ = carry

@@ -58,17 +58,8 @@ def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *
     header = ["arm", "nodes", *(f"ms at {contexts[end]}, T={t}" for t in (0, 1) for end in ends), "tokens T=0", "T=1", "picked at T ="]
     rows = [header]
     for arm in arms:
-        name = (
-            "plain"
-            if not arm.num_blocks
-            else "chain"
-            if arm.is_chain
-            else "tree"
-            if arm.num_blocks == 1
-            else f"tree of {arm.num_blocks} blocks"
-        )
-        kind = (arm.num_blocks, arm.num_nodes, arm.is_chain)
-        marks = [str(t) for t, mine in enumerate(kept) if kind in {(one.num_blocks, one.num_nodes, one.is_chain) for one in mine}]
+        name = {0: "plain", 1: "chain" if arm.is_chain else "tree"}.get(arm.num_blocks, f"tree of {arm.num_blocks} blocks")
+        marks = [str(t) for t, mine in enumerate(kept) if arm.kind in {one.kind for one in mine}]
         costs = [f"{1e3 * arm.seconds[index][end]:.3f}" for index in (0, 1) for end in ends]
         rows.append([name, str(arm.num_nodes), *costs, *(f"{value:.2f}" for value in arm.tokens), ", ".join(marks)])
     return "\n".join([f"{num_rows} row{'s' if num_rows > 1 else ''}", *_aligned(rows)])

@@ -63,6 +63,11 @@ class Arm:
         if not is_typed or not all(is_positive(value) and value >= 1 for value in self.tokens):
             raise ValueError(f"tokens of an arm must be two numbers of at least 1; got {reprlib.repr(self.tokens)}.")
 
+    @property
+    def kind(self) -> tuple[int, int, bool]:
+        """What tells it from other arms, whatever they were measured to cost and bring."""
+        return self.num_blocks, self.num_nodes, self.is_chain
+
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
@@ -79,7 +84,7 @@ class Schedule:
     def __post_init__(self):
         if not isinstance(self.arms, tuple) or not self.arms or not all(isinstance(arm, Arm) for arm in self.arms):
             raise ValueError(f"arms must be a tuple of at least one Arm; got {reprlib.repr(self.arms)}.")
-        kinds = [(arm.num_blocks, arm.num_nodes, arm.is_chain) for arm in self.arms]
+        kinds = [arm.kind for arm in self.arms]
         if len(set(kinds)) < len(kinds):
             raise ValueError(f"arms must differ; got {kinds}.")
         if any(arm.num_blocks for arm in self.arms) and not any(arm.num_blocks == 1 for arm in self.arms):

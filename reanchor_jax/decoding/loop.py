@@ -18,7 +18,7 @@ from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.request import check_request, check_state, is_traced, pad_stops
 from reanchor_jax.decoding.retain import init_retained
-from reanchor_jax.decoding.rounds import emitted_tokens, empty_info, empty_trace, noise_ahead, run_round
+from reanchor_jax.decoding.rounds import emitted_tokens, empty_emitted, empty_info, empty_trace, noise_ahead, run_round
 from reanchor_jax.decoding.sampling import Sampling, choose, make_sampling, row_keys
 from reanchor_jax.decoding.schedule import init_acceptance
 from reanchor_jax.decoding.state import Backlog, DecodeState, Generation, num_places, num_slots, resolve_config, round_up
@@ -155,15 +155,9 @@ def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *
     state, first = _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, config=config)
     block_size = 1 if models.drafter is None else models.drafter.config.block_size
     info = empty_info(num_rows)._replace(trace=empty_trace(num_rows, config, block_size))
-    # a round writes P entries at once, so the buffer has room for P beyond the last token
-    blank = jnp.zeros((num_rows, buffer_length + num_places(models.drafter, config)), jnp.float32)
     outputs = _Outputs(
-        emitted=Emitted(
-            tokens=blank.astype(jnp.int32),
-            log_probs=blank,
-            processed_log_probs=blank,
-            num_emitted=jnp.zeros((num_rows,), jnp.int32),
-        ),
+        # a round writes P entries at once, so the buffer has room for P beyond the last token
+        emitted=empty_emitted(num_rows, buffer_length + num_places(models.drafter, config)),
         info=jax.tree.map(lambda x: jnp.zeros((buffer_length, *x.shape), x.dtype), info),
         num_rounds=jnp.int32(0),
     )

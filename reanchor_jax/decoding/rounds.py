@@ -58,6 +58,17 @@ def emitted_tokens(choice: Choice, num_emitted: Int[Array, " B"]) -> Emitted:
     )
 
 
+def empty_emitted(num_rows: int, size: int) -> Emitted:
+    """Room for the tokens of rows that have emitted none yet."""
+    blank = jnp.zeros((num_rows, size), jnp.float32)
+    return Emitted(
+        tokens=blank.astype(jnp.int32),
+        log_probs=blank,
+        processed_log_probs=blank,
+        num_emitted=jnp.zeros((num_rows,), jnp.int32),
+    )
+
+
 def empty_trace(num_rows: int, config: DecodeConfig, block_size: int) -> Trace | None:
     """The trace of a round that did nothing, if the config asks for traces; config is resolved."""
     if not config.has_trace:
@@ -261,8 +272,6 @@ def _plain_rounds(target: Target, state: DecodeState, *, num_places: int) -> tup
     """Decode up to num_places tokens one by one, and leave them to be read by the drafter when it is asked again. Nothing is retained."""
     num_rows = state.lengths.shape[0]
     none = jnp.zeros((num_rows,), jnp.int32)
-    first = jax.eval_shape(partial(_plain_round, target), state)[1]
-    blank = {name: jnp.zeros((num_rows, num_places), getattr(first, name).dtype) for name in ("tokens", "log_probs", "processed_log_probs")}
 
     def is_left(carry):
         index, state, _ = carry
@@ -272,10 +281,10 @@ def _plain_rounds(target: Target, state: DecodeState, *, num_places: int) -> tup
         index, state, emitted = carry
         state, new, _ = _plain_round(target, state)
         # a row that runs has run in every pass of this round, so its token belongs at the same index
-        put = {name: jax.lax.dynamic_update_slice_in_dim(getattr(emitted, name), getattr(new, name), index, axis=1) for name in blank}
-        return index + 1, state, Emitted(**put, num_emitted=emitted.num_emitted + new.num_emitted)
+        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=index, axis=1)
+        return index + 1, state, Emitted(*map(put, emitted[:-1], new[:-1]), num_emitted=emitted.num_emitted + new.num_emitted)
 
-    _, new_state, emitted = jax.lax.while_loop(is_left, advance, (jnp.int32(0), state, Emitted(**blank, num_emitted=none)))
+    _, new_state, emitted = jax.lax.while_loop(is_left, advance, (jnp.int32(0), state, empty_emitted(num_rows, num_places)))
     committed = jnp.concatenate([state.anchors[:, None], emitted.tokens[:, :-1]], axis=1)
     tokens = jax.vmap(jax.lax.dynamic_update_slice)(state.backlog.tokens, committed, state.lengths[:, None])
     new_state = new_state._replace(
