@@ -1,4 +1,4 @@
-"""Command line: `reanchor-jax demo | generate | convert | train | bench | inspect`.
+"""Command line: `reanchor-jax demo | generate | bench | profile | convert | train | inspect`.
 
 In: arguments.
 Out: text on standard output, progress on standard error, JSON and Markdown files; exit status 0, 2 for a user's error, 130 for Ctrl-C.
@@ -183,6 +183,8 @@ def _bench(args: argparse.Namespace) -> None:
     asked = {name: value for name, value in dataclasses.asdict(request).items() if name != "schedule"}  # a method's own affair too
     settings = {"model": loaded.name, "prompts": ids, **asked, "environment": surroundings}
     pin_settings(out / "settings.json", settings)
+    if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
+        pin_settings(out / "schedule.json", dataclasses.asdict(request.schedule))
     found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
     # methods that an earlier command has finished stay in the tables
     num_runs = -(-len(ids) // request.batch_size)

@@ -95,7 +95,7 @@ class Summary(NamedTuple):
     histogram: rounds by number of accepted drafts, 0, 1, 2, ...
     ceiling_rate: fraction of rounds that accept at least every draft of one block (block_size - 1).
     mean_nodes, mean_offsets, mean_attached: per round. shifted_rate: fraction of rounds whose path ended on a shifted block.
-    plain_rate: fraction of rounds that drafted nothing.
+    plain_rate: fraction of target passes that drafted nothing.
     num_dropped: trie nodes dropped in all rounds.
     """
 

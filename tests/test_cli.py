@@ -9,6 +9,7 @@ import threading
 
 import jax
 import pytest
+from handmade import CHAIN, PLAIN, arm, made_profile
 from tiny import random_models, tiny_drafter_config, tiny_llama_config
 from tiny_text import SENTENCE, VOCAB_SIZE, tokenizer_files
 
@@ -145,13 +146,19 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     assert "other settings (temperature)" in err
 
 
-def test_a_profile_is_measured_and_used(capsys, pair, tmp_path, monkeypatch):
-    monkeypatch.setattr(profiles, "_NEW_TOKENS", 9)
-    monkeypatch.setattr(profiles, "_REPEATS", 1)
+def test_a_profile_is_written_and_used(capsys, pair, tmp_path, monkeypatch):
+    def measured(models, prompts, *, config, show_progress):
+        """What is measured is another test's matter; costs by hand."""
+        assert len(prompts) == 2
+        assert not show_progress
+        arms = (arm(PLAIN, 1.0), arm({**CHAIN, "num_nodes": 3}, 1.0, (2.0, 1.5)), arm({"num_blocks": 1, "num_nodes": 7}, 9.0, (2.5, 2.0)))
+        return made_profile(key=profiles.profile_key(models), rows=config.rows, contexts=config.contexts, arms=(arms,))
+
+    monkeypatch.setattr(profiles, "measure_profile", measured)
     prompts, costs = tmp_path / "prompts.jsonl", tmp_path / "profile.json"
     prompts.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in (SENTENCE[:9], "a mat")))
     status, out, _ = _run(
-        capsys, "profile", "--pair", pair, "--prompts", prompts, "--rows", "1", "--contexts", "40", "--nodes", "2", "--out", costs
+        capsys, "profile", "--pair", pair, "--prompts", prompts, "--rows", "1", "--contexts", "40", "--nodes", "7", "--out", costs
     )
     assert status == 0
     assert [line.split()[0] for line in out.splitlines()] == ["1", "arm", "plain", "chain", "tree", "written:"]
@@ -166,7 +173,14 @@ def test_a_profile_is_measured_and_used(capsys, pair, tmp_path, monkeypatch):
     status, _, err = _run(capsys, *asked, "--method", "dflash", "--profile", costs)
     assert status == 2
     assert "--profile belongs to the method scheduled; got dflash" in err
+    bench = ("bench", "--pair", pair, "--prompts", prompts, "--out", tmp_path / "bench", "--max-new-tokens", 5, "--methods")
+    assert _run(capsys, *bench, "scheduled", "--profile", costs)[0] == 0
     found = json.loads(costs.read_text())
+    found["arms"][0][1]["tokens"][0] += 1
+    costs.write_text(json.dumps(found))
+    status, _, err = _run(capsys, *bench, "scheduled", "--profile", costs)
+    assert status == 2
+    assert "other settings (arms)" in err  # timings of two schedules are not mixed
     found["key"]["cores"] = 999
     costs.write_text(json.dumps(found))
     status, _, err = _run(capsys, *asked, "--profile", costs)

@@ -239,7 +239,8 @@ def test_no_round_copies_a_cache(config, num_rows):
     writes = {"dynamic-update-slice", "scatter"}
     assert operations & writes
     assert operations <= writes | {"parameter", "get-tuple-element", "bitcast", "fusion"}
-    # a fusion of that size is one of the writes: of a schedule the two arms that draft write both caches, plain tokens the target's, and
-    # what the drafter reads later its own
-    assert sum(" fusion(" in line for line in made) == len(buffers) * (1 if config.schedule is None else 3)
+    # a fusion of that size is one of the writes: a round commits to every buffer, and of a schedule plain tokens go to the target's before
+    # that, and what the drafter reads later to its own
+    num_writes = 1 if config.schedule is None else 2
+    assert sum(" fusion(" in line for line in made) == num_writes * len(buffers)
     assert compiled.memory_analysis().alias_size_in_bytes >= sum(buffer.size * 4 for buffer in buffers)

@@ -8,29 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from handmade import CHAIN, MERGED, PLAIN, arm, made_profile, schedule
 from lossless import expect_equal, mixed_sampling, situation
 from situations import BLOCK, CACHE_LENGTH, prompts
 
-from reanchor_jax import DecodeConfig, acceptance_lengths, prefill, summarize
+from reanchor_jax import DecodeConfig, acceptance_lengths, make_sampling, prefill, step, summarize
 from reanchor_jax.bench import profiles
-from reanchor_jax.bench.profiles import Profile, ProfileConfig, measure_profile, profile_key, read_profile, write_profile
-from reanchor_jax.decoding.config import Arm, Schedule
+from reanchor_jax.bench.profiles import ProfileConfig, measure_profile, profile_key, read_profile, write_profile
+from reanchor_jax.decoding.config import Arm
 from reanchor_jax.decoding.rounds import _read_backlog, run_round
 from reanchor_jax.decoding.schedule import Acceptance, count, init_acceptance, pick_arm
-
-PLAIN = {"num_blocks": 0, "num_nodes": 1}
-CHAIN = {"num_blocks": 1, "num_nodes": BLOCK, "is_chain": True}
-MERGED = {"num_blocks": 3, "num_nodes": 13}
-
-
-def arm(kind, seconds, tokens=(1.0, 1.0), *, sampled=None):
-    """An arm whose cost is the same at every context unless seconds is a tuple."""
-    seconds = seconds if isinstance(seconds, tuple) else (seconds,)
-    return Arm(**kind, seconds=(seconds, sampled or seconds), tokens=tokens)
-
-
-def schedule(*arms, contexts=(0,), spread=0.3):
-    return Schedule(arms=arms, contexts=contexts, spread=spread)
 
 
 def pick(found, *, acceptance=None, temperature=(0.0,), lengths=10, remaining=99, num_retained=1, num_unread=0, is_running=True):
@@ -154,42 +141,74 @@ def test_counts_fade_and_finished_rows_keep_theirs():
     np.testing.assert_allclose(after.promised, [21, 20, 20 * 0.997**7], rtol=1e-6)
 
 
-# costs under which the tiny pairs change to and fro: drafting pays at first, then not, then again
-CLOSE = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.5, (3.0, 2.0)), arm(MERGED, 2.7, (3.4, 2.4)), spread=0.5)
+def test_a_chain_is_drafted_for_the_states_that_shifted_blocks_need():
+    """Nothing is retained behind plain tokens, and the merged tree pays where the chain by itself does not."""
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (1.5, 1.5)), arm(MERGED, 2.0, (4.0, 4.0)))
+    assert pick(found, acceptance=MUCH) == 2
+    assert pick(found, acceptance=MUCH, num_retained=0) == 1
+    # ten rounds: (1.5 + 9 x 2.2) tokens in 20 seconds are more than one a second, (1.5 + 9 x 2.05) fewer
+    assert pick(schedule(*found.arms[:2], arm(MERGED, 2.0, (2.2, 2.2))), acceptance=MUCH, num_retained=0) == 1
+    assert pick(schedule(*found.arms[:2], arm(MERGED, 2.0, (2.05, 2.05))), acceptance=MUCH, num_retained=0) == 0
+    # and a chain that is the best by itself is worth no less because a tree is near
+    best = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (2.4, 2.4)), arm(MERGED, 9.0, (4.0, 4.0)))
+    assert pick(best, acceptance=MUCH, num_retained=0) == 1
 
 
-@pytest.fixture(scope="module")
-def forgetful():
-    """Counts that fade within a few plain tokens, so that short generations draft again."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("reanchor_jax.decoding.schedule._KEPT_PLAIN", 0.8)
-        yield
+def cheap_in_turn(order=(PLAIN, CHAIN, MERGED), stretch=6):
+    """Every arm is worth a token; which is cheap changes with the context, every few tokens, so that every generation takes them all."""
+    contexts = tuple(range(CACHE_LENGTH))
+    costs = [tuple(1.0 if context // stretch % 3 == turn else 9.0 for context in contexts) for turn in range(3)]
+    return schedule(*(arm(kind, cost) for kind, cost in zip(order, costs, strict=True)), contexts=contexts)
 
 
-@pytest.mark.usefixtures("forgetful")
-@pytest.mark.parametrize("draft_choice", ["argmax", "coupled"])
-@pytest.mark.parametrize("name", ["flat", "often_right", "random"])
-def test_scheduled_generations_equal_plain_ones(name, draft_choice):
-    config = DecodeConfig.scheduled(CLOSE, draft_choice=draft_choice, cache_length=CACHE_LENGTH)
-    got = expect_equal(situation(name), config, sampling=mixed_sampling())
-    is_plain = np.asarray(got.info.num_plain)[: int(got.num_rounds)].max(axis=1) > 0
-    if name == "random":
-        assert is_plain.any()  # plain tokens,
-        assert not is_plain[np.argmax(is_plain) :].all()  # and drafts that follow them, for which the drafter reads what it missed
+IN_TURN = cheap_in_turn()
 
 
 @pytest.mark.parametrize(
-    "family", ["qwen3", pytest.param("gemma4", marks=pytest.mark.slow), pytest.param("dspark", marks=pytest.mark.slow)]
+    ("name", "draft_choice"),
+    [
+        ("random", "argmax"),
+        ("flat", "coupled"),
+        pytest.param("often_right", "coupled", marks=pytest.mark.slow),
+        pytest.param("often_right", "argmax", marks=pytest.mark.slow),
+        pytest.param("random", "independent", marks=pytest.mark.slow),
+    ],
 )
+def test_scheduled_generations_equal_plain_ones(name, draft_choice):
+    config = DecodeConfig.scheduled(IN_TURN, draft_choice=draft_choice, cache_length=CACHE_LENGTH)
+    got = expect_equal(situation(name), config, sampling=mixed_sampling())
+    rounds = int(got.num_rounds)
+    is_plain = np.asarray(got.info.num_plain)[:rounds].max(axis=1) > 0
+    is_merged = ~is_plain & (np.asarray(got.info.num_nodes)[:rounds].max(axis=1) > BLOCK)
+    assert is_plain.any()
+    assert is_merged.any()
+    assert (~is_plain & ~is_merged).any()
+    assert not is_plain[np.argmax(is_plain) :].all()  # drafts follow plain tokens, for which the drafter reads what it missed
+
+
+def test_a_drafter_that_is_never_right_is_given_up_and_one_that_is_goes_on():
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.5, (3.0, 3.0)))
+    config = DecodeConfig.scheduled(found, cache_length=CACHE_LENGTH)
+    ends = []
+    for name in ("always_wrong", "often_right"):
+        got = expect_equal(situation(name), config, sampling=make_sampling(5))
+        num_plain = np.asarray(got.info.num_plain)[: int(got.num_rounds)].max(axis=1)
+        assert not num_plain[0]
+        ends.append(num_plain[-1] > 0)
+    assert ends == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3", "gemma4", "dspark"])
 def test_scheduled_generations_of_other_families_equal_plain_ones(family):
-    expect_equal(situation("random", family), DecodeConfig.scheduled(CLOSE, cache_length=CACHE_LENGTH))
+    expect_equal(situation("random", family), DecodeConfig.scheduled(IN_TURN, cache_length=CACHE_LENGTH))
 
 
 def test_drafts_after_plain_tokens_are_those_of_a_drafter_that_read_them():
     """Reading the backlog brings the drafter's context to what it is where every token was drafted."""
     models, places = situation("random"), 2 * BLOCK - 1
-    chain = arm(CHAIN, 1.0, (9.0, 9.0))
-    both = schedule(arm(PLAIN, 1.0, (9.0, 9.0)), chain)  # the first of equals is plain
+    chain = arm(CHAIN, 1.0)
+    both = schedule(arm(PLAIN, 1.0), chain)  # the first of equals is plain
     config = DecodeConfig.scheduled(both, cache_length=CACHE_LENGTH).resolve(BLOCK)
     tokens, lengths = prompts(3, seed=1)
     start, _ = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))(
@@ -230,6 +249,17 @@ def test_plain_tokens_of_a_round_count_as_target_passes():
     assert acceptance_lengths(info, 0) == [1] * (int(got.lengths[0]) - 1)
 
 
+def test_a_state_made_for_a_schedule_is_not_stepped_without_one():
+    models = situation("random")
+    config = DecodeConfig.scheduled(IN_TURN, cache_length=CACHE_LENGTH)
+    without = dataclasses.replace(config, schedule=None)
+    for made, other in ((config, without), (without, config)):
+        begun = functools.partial(prefill, models, *prompts(3, seed=1), jax.random.key(0), config=made, max_new_tokens=9)
+        state, _ = jax.eval_shape(begun)
+        with pytest.raises(ValueError, match="prefilled with a schedule and this config has none, or the reverse"):
+            step(models, state, config=other)
+
+
 def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
     config = DecodeConfig.scheduled(schedule(arm(PLAIN, 1.0)), cache_length=CACHE_LENGTH)
     assert config.resolve(BLOCK) == DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
@@ -258,17 +288,18 @@ def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
         (lambda: arm(PLAIN, 0.0), "positive numbers"),
         (lambda: arm(PLAIN, float("inf")), "positive numbers"),
         (lambda: arm(CHAIN, 1.0, (0.5, 1.0)), "at least 1"),
+        (lambda: arm(PLAIN, 1.0, (1.0, 1.5)), r"tokens must be \(1, 1\)"),
         (lambda: arm({"num_blocks": -1, "num_nodes": 1}, 1.0), "num_blocks of an arm"),
         (lambda: arm({"num_blocks": 0, "num_nodes": 7}, 1.0), "num_nodes must be 1"),
         (lambda: arm({"num_blocks": 2, "num_nodes": 7, "is_chain": True}, 1.0), "a chain is one block"),
-        (lambda: DecodeConfig.dflash(schedule=CLOSE), "expand='merge'"),
+        (lambda: DecodeConfig.dflash(schedule=IN_TURN), "expand='merge'"),
         (lambda: DecodeConfig.reanchor_tree(schedule="fast"), "must be a Schedule"),
-        (lambda: DecodeConfig.scheduled(CLOSE, has_trace=True), "has no trace"),
+        (lambda: DecodeConfig.scheduled(IN_TURN, has_trace=True), "has no trace"),
         (lambda: DecodeConfig.scheduled(None), "a Profile makes one"),
         (lambda: DecodeConfig.scheduled(made_profile()), "a Profile makes one"),
-        (lambda: DecodeConfig.scheduled(CLOSE).resolve(BLOCK + 1), "does not fit blocks of 6"),
-        (lambda: DecodeConfig.scheduled(CLOSE, num_nodes=12).resolve(BLOCK), "does not fit"),
-        (lambda: DecodeConfig.scheduled(CLOSE, max_offsets=1).resolve(BLOCK), "does not fit"),
+        (lambda: DecodeConfig.scheduled(IN_TURN).resolve(BLOCK + 1), "does not fit blocks of 6"),
+        (lambda: DecodeConfig.scheduled(IN_TURN, num_nodes=12).resolve(BLOCK), "does not fit"),
+        (lambda: DecodeConfig.scheduled(IN_TURN, max_offsets=1).resolve(BLOCK), "does not fit"),
         (lambda: ProfileConfig(rows=(2, 1)), "strictly rising"),
         (lambda: ProfileConfig(num_examples=1), "at least 2"),
     ],
@@ -278,13 +309,6 @@ def test_what_cannot_be_is_refused(make, rule):
         make()
 
 
-def made_profile(**changes):
-    arms = (arm(PLAIN, (1.0, 2.0)), arm(CHAIN, (2.0, 3.0), (3.0, 1.2)), arm(MERGED, (2.5, 3.5), (5.0, 1.3)))
-    slower = tuple(dataclasses.replace(one, seconds=tuple(tuple(3 * x for x in row) for row in one.seconds)) for one in arms)
-    fields = {"key": {}, "rows": (1, 5), "contexts": (10, 50), "arms": (arms, slower), "spread": 0.2}
-    return Profile(**{**fields, **changes})
-
-
 def test_a_schedule_keeps_the_arms_that_are_somewhere_the_best():
     found = made_profile()
     kinds = [(one.num_blocks, one.is_chain) for one in found.schedule(1, 0.0).arms]
@@ -292,6 +316,10 @@ def test_a_schedule_keeps_the_arms_that_are_somewhere_the_best():
     # at temperature 1 the chain would bring 1 + 1.2 x 0.2 = 1.24 in 2 seconds at best
     assert [one.num_blocks for one in found.schedule(1, 1.0).arms] == [0]
     assert len(found.schedule(1).arms) == 3
+    # one that is the best at neither end: rates at 0, 0.5 and 1 of 4, 2.5, 1 and 3, 2.75, 2.5 and 1.2, 2, 2.8
+    between = (arm(PLAIN, 9.0), arm(CHAIN, 1.0, (4.0, 1.0)), arm(MERGED, 1.0, (3.0, 2.5)), arm({**MERGED, "num_nodes": 9}, 1.0, (1.2, 2.8)))
+    found = made_profile(rows=(1,), contexts=(0,), arms=(between,), spread=0.01)
+    assert arm(MERGED, 1.0, (3.0, 2.5)) in found.schedule(1).arms
 
 
 def test_seconds_are_interpolated_between_numbers_of_rows():
@@ -302,6 +330,8 @@ def test_seconds_are_interpolated_between_numbers_of_rows():
     assert found.schedule(9).arms[0].seconds[0] == (5.0, 10.0)
     with pytest.raises(ValueError, match="num_rows must be"):
         found.schedule(0)
+    single = made_profile(rows=(4,), arms=found.arms[:1])
+    assert single.schedule(1).arms[0].seconds == single.schedule(9).arms[0].seconds == ((1.0, 2.0), (1.0, 2.0))
 
 
 @functools.cache
@@ -336,9 +366,17 @@ def test_a_measured_profile_comes_back_from_its_file(tmp_path):
         ({"key": {"device": "another"}}, "device another"),
         ({"format": 99}, "format is 99"),
         ({"arms": []}, "arms for 0 numbers of rows"),
-        ({"spread": "wide"}, "spread a number"),
+        ({"spread": "wide"}, "spread must be a number; got 'wide'; measure"),
+        ({"spread": 0.0}, r"spread must lie in .*; got 0\.0; measure"),
         ({"rows": [1, "2"]}, "whole numbers"),
-        ({"contexts": None}, "is no profile"),
+        ({"contexts": None}, "contexts must be a list; got None"),
+        ({"format": True}, "format is True"),
+        ({"arms": 3}, "arms must be a list; got 3"),
+        ({"arms": [3]}, "arms must be lists"),
+        ({"arms": [[{"num_blocks": 1}]]}, "objects of is_chain, num_blocks"),
+        ({"chain": {"num_nodes": 99}}, "does not fit blocks of 5"),
+        ({"chain": {"seconds": 3}}, "two tuples of positive numbers"),
+        ({"chain": {"tokens": [1, [2]]}}, "two numbers of at least 1"),
     ],
 )
 def test_a_profile_that_does_not_hold_here_is_refused(tmp_path, change, rule):
@@ -346,6 +384,8 @@ def test_a_profile_that_does_not_hold_here_is_refused(tmp_path, change, rule):
     found = json.loads((tmp_path / "profile.json").read_text())
     if "key" in change:
         change = {"key": found["key"] | change["key"]}
+    if "chain" in change:
+        change = {"arms": [[one | (change["chain"] if one["is_chain"] else {}) for one in arms] for arms in found["arms"]]}
     (tmp_path / "profile.json").write_text(json.dumps(found | change))
     with pytest.raises(ValueError, match=rule):
         read_profile(tmp_path / "profile.json", situation("often_right"))
@@ -358,6 +398,10 @@ def test_a_profile_of_another_pair_or_dtype_is_refused(tmp_path):
         read_profile(tmp_path / "profile.json", situation("random", "qwen3"))
     with pytest.raises(FileNotFoundError, match="reanchor-jax profile"):
         read_profile(tmp_path / "none.json", situation("random"))
+    with pytest.raises(IsADirectoryError, match="is a directory"):
+        read_profile(tmp_path, situation("random"))
+    with pytest.raises(ValueError, match="have no drafter"):
+        read_profile(tmp_path / "profile.json", situation("random")._replace(drafter=None))
     (tmp_path / "cut.json").write_text((tmp_path / "profile.json").read_text()[:50])
     with pytest.raises(ValueError, match="not valid JSON"):
         read_profile(tmp_path / "cut.json", situation("random"))

@@ -2,15 +2,17 @@
 
 In: Models, prompts as token ids; or a profile's JSON file.
 Out: Profile, and the Schedule it makes for a number of rows.
-Source: ours. Rounds are timed whole, inside a compiled loop like a generation's, each kind (arm) by a program of its own. Their cost is
-    measured on states whose length is set, so that contexts need no texts; what they bring is measured on the prompts.
+Source: ours. Rounds are timed whole, in a compiled loop like a generation's, on states whose length is set; what they bring is measured on
+    the prompts.
 """
 
 import hashlib
+import itertools
 import json
+import reprlib
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,9 +38,10 @@ from reanchor_jax.text import write_text
 
 _FORMAT = 1
 _TEMPERATURES = (0.0, 1.0)  # at which arms are measured
-_ROUNDS = (4, 12)  # of a short and a long run, whose difference counts
+_TIMED_ROUNDS = (4, 12)  # of a short and a long run, whose difference counts
 _REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
 _NEW_TOKENS = 128  # a prompt, to measure what an arm brings
+_NUM_SHARES = 5  # temperatures from 0 to 1 at which arms are compared
 _NUM_FACTORS = 41  # steps from a text that accepts nothing to the easiest one
 _MEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))  # stands for figures that are not known yet
 
@@ -83,8 +86,10 @@ class Profile:
     spread: float
 
     def schedule(self, num_rows: int, temperature: float | None = None) -> Schedule:
-        """The arms worth compiling for that many rows, their seconds interpolated; beyond the largest number measured, extrapolated.
+        """The arms worth compiling for that many rows.
 
+        Their seconds are interpolated between the numbers of rows measured, and extrapolated beyond the largest; a single number stands for
+        all.
         temperature: of the rows; None means any. Kept are arms that are the best for some context and some text, up to one that accepts as
         many drafts more than the measured as a generation begins by hoping for. If that is plain decoding alone, nothing is drafted.
         """
@@ -96,10 +101,13 @@ class Profile:
         seconds = _at(
             self.rows, np.asarray([[arm.seconds for arm in arms] for arms in self.arms]), num_rows
         )  # [arms, temperatures, contexts]
-        shares = np.asarray(_TEMPERATURES if temperature is None else [np.clip(temperature, *_TEMPERATURES)])
+        if temperature is None:  # greedy rows alone, and rows of any temperature of which one samples
+            shares, columns = np.asarray([0.0, *np.linspace(0, 1, _NUM_SHARES)]), [0] + [1] * _NUM_SHARES
+        else:
+            shares, columns = np.asarray([min(temperature, 1.0)]), [int(temperature > 0)]
         tokens = np.asarray([arm.tokens for arm in kinds]) @ np.stack([1 - shares, shares])
         factors = np.linspace(0, 1 + OPTIMISM * self.spread, _NUM_FACTORS)[:, None, None, None]
-        rates = (1 + factors * (tokens[None, :, :, None] - 1)) / seconds[None][:, :, (shares > 0).astype(int)]
+        rates = (1 + factors * (tokens[None, :, :, None] - 1)) / seconds[None][:, :, columns]
         best = set(np.argmax(rates, axis=1).ravel().tolist())
         # in rounds that retained nothing
         is_shifted = np.asarray([arm.num_blocks > 1 for arm in kinds])
@@ -131,23 +139,33 @@ def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config:
     # every arm runs on the arrays of the largest, as it will beside it
     whole = DecodeConfig.scheduled(Schedule(arms=tuple(kinds), contexts=(0,), spread=1.0), cache_length=cache_length)
     seconds, tokens, taus = {}, {}, []
-    with tqdm(total=len(config.rows) * len(kinds), unit="arm", disable=not show_progress, leave=False) as progress:
-        for rows in config.rows:
+    with tqdm(total=len(config.rows) * len(_TEMPERATURES) * len(kinds), unit="arm", disable=not show_progress, leave=False) as progress:
+        for rows, temperature in itertools.product(config.rows, _TEMPERATURES):
+            request = Request(max_new_tokens=_NEW_TOKENS, temperature=temperature, batch_size=rows)
+            state, _ = begin(models, prompts, [0] * rows, config=whole, request=request)
             for kind in kinds:
                 progress.set_description(f"{rows} rows, {kind.num_blocks} blocks, {kind.num_nodes} nodes")
                 forced = replace(whole, schedule=_only(kind, kinds))
-                seconds[rows, kind] = _seconds(models, prompts, contexts, whole, forced, rows=rows)
-                if rows == config.rows[-1]:  # most rows take the fewest passes; what an arm brings is the same for any number
-                    found = _tokens(models, prompts, whole, forced, rows=rows)
-                    tokens[kind] = tuple(max(float(emitted.sum() / passes.sum()), 1.0) for emitted, passes in found)
-                    if kind.is_chain:
-                        taus = found[0][0] / found[0][1]
+                seconds[rows, temperature, kind] = tuple(_pass_seconds(models, state, context, forced) for context in contexts)
+                if rows == config.rows[-1]:  # most rows take the fewest passes; what an arm brings is nearly the same for any number
+                    emitted, passes = _tokens(models, prompts, whole, forced, request=request)
+                    tokens[temperature, kind] = max(float(emitted.sum() / passes.sum()), 1.0)
+                    if kind.is_chain and not temperature:
+                        taus = emitted / passes
                 progress.update()
+
+    def measured(rows: int, kind: Arm) -> Arm:
+        return replace(
+            kind,
+            seconds=tuple(seconds[rows, temperature, kind] for temperature in _TEMPERATURES),
+            tokens=tuple(tokens[temperature, kind] for temperature in _TEMPERATURES),
+        )
+
     return Profile(
         key=profile_key(models),
         rows=config.rows,
         contexts=contexts,
-        arms=tuple(tuple(replace(kind, seconds=seconds[rows, kind], tokens=tokens[kind]) for kind in kinds) for rows in config.rows),
+        arms=tuple(tuple(measured(rows, kind) for kind in kinds) for rows in config.rows),
         spread=_spread(np.asarray(taus)),
     )
 
@@ -168,18 +186,21 @@ def write_profile(path: Path | str, profile: Profile) -> None:
 def read_profile(path: Path | str, models: Models) -> Profile:
     """Read a profile for these models on this machine.
 
-    Raises FileNotFoundError; ValueError for what is no profile, and for one of another device, version, dtype or pair.
+    Raises FileNotFoundError or IsADirectoryError; ValueError for what is no profile, for one of another device, version, dtype or pair, and
+    without a drafter.
     """
     path = Path(path)
+    if models.drafter is None:
+        raise ValueError(f"{path}: a profile compares drafting with plain decoding, and these models have no drafter; give a pair.")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a directory; give the file that `reanchor-jax profile` wrote.")
     found = read_json(path)
     if found is None:
         raise FileNotFoundError(f"{path} does not exist; measure a profile with `reanchor-jax profile`.")
     try:
-        if found["format"] != _FORMAT:
-            raise ValueError(f"its format is {found['format']!r}, this version reads {_FORMAT}")
         profile = _read(found)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else error
+    except ValueError as error:
+        reason = str(error).rstrip(".")
         raise ValueError(f"{path} is no profile that can be used: {reason}; measure it again with `reanchor-jax profile`.") from error
     wanted = profile_key(models)
     for name, value in wanted.items():
@@ -188,26 +209,52 @@ def read_profile(path: Path | str, models: Models) -> Profile:
                 f"{path} was measured with {name} {profile.key.get(name)}, here it is {value}; "
                 "costs do not carry over, measure them again with `reanchor-jax profile`."
             )
+    try:
+        DecodeConfig.scheduled(Schedule(arms=profile.arms[0], contexts=profile.contexts, spread=profile.spread)).resolve(
+            models.drafter.config.block_size
+        )
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     return profile
 
 
 def _read(found: dict[str, Any]) -> Profile:
-    arms = tuple(
-        tuple(Arm(**{**arm, "seconds": tuple(map(tuple, arm["seconds"])), "tokens": tuple(arm["tokens"])}) for arm in arms)
-        for arms in found["arms"]
+    """Build the Profile of a record. Raises ValueError telling what is wrong with it."""
+    number = found.get("format")
+    if type(number) is not int or number != _FORMAT:
+        raise ValueError(f"its format is {number!r}, this version reads {_FORMAT}")
+    for name, wanted in (("key", "an object"), ("rows", "a list"), ("contexts", "a list"), ("arms", "a list"), ("spread", "a number")):
+        value = found.get(name)
+        if not {"an object": isinstance(value, dict), "a list": isinstance(value, list), "a number": is_number(value)}[wanted]:
+            raise ValueError(f"{name} must be {wanted}; got {reprlib.repr(value)}")
+    names = {field.name for field in fields(Arm)}
+    for arms in found["arms"]:
+        if not isinstance(arms, list) or not all(isinstance(arm, dict) and arm.keys() == names for arm in arms):
+            raise ValueError(f"arms must be lists, one a number of rows, of objects of {', '.join(sorted(names))}")
+    rows, contexts, arms = (_as_tuples(found[name]) for name in ("rows", "contexts", "arms"))
+    profile = Profile(
+        key=found["key"],
+        rows=rows,
+        contexts=contexts,
+        arms=tuple(tuple(Arm(**arm) for arm in each) for each in arms),
+        spread=found["spread"],
     )
-    rows, contexts, key, spread = tuple(found["rows"]), tuple(found["contexts"]), found["key"], found["spread"]
     ProfileConfig(rows=rows, contexts=contexts)
-    if not isinstance(key, dict) or not is_number(spread):
-        raise ValueError("key must be an object and spread a number")
-    if len(arms) != len(rows):
-        raise ValueError(f"it has arms for {len(arms)} numbers of rows and names {len(rows)}")
-    kinds = [[arm.kind for arm in each] for each in arms]
-    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in arms[0]):
+    if len(profile.arms) != len(rows):
+        raise ValueError(f"it has arms for {len(profile.arms)} numbers of rows and names {len(rows)}")
+    kinds = [[arm.kind for arm in each] for each in profile.arms]
+    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in profile.arms[0]):
         raise ValueError("every number of rows needs the same arms, the chain among them")
-    for each in arms:
-        Schedule(arms=each, contexts=contexts, spread=spread)
-    return Profile(key=key, rows=rows, contexts=contexts, arms=arms, spread=spread)
+    for each in profile.arms:
+        Schedule(arms=each, contexts=contexts, spread=profile.spread)
+    return profile
+
+
+def _as_tuples(value: Any) -> Any:
+    """JSON's lists as the tuples of a record."""
+    if isinstance(value, dict):
+        return {name: _as_tuples(inner) for name, inner in value.items()}
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
 
 
 def _arms(block_size: int, nodes: Sequence[int]) -> list[Arm]:
@@ -225,57 +272,41 @@ def _only(kind: Arm, kinds: Sequence[Arm]) -> Schedule:
     return Schedule(arms=(kind,) if kind.num_blocks == 1 else (kind, other), contexts=(0,), spread=1.0)
 
 
-def _seconds(
-    models: Models, prompts: Sequence[Sequence[int]], contexts: Sequence[int], whole: DecodeConfig, forced: DecodeConfig, *, rows: int
-) -> tuple[tuple[float, ...], ...]:
-    """Seconds of a target pass with its draft at each temperature, for each context."""
-    found = []
-    for temperature in _TEMPERATURES:
-        request = Request(max_new_tokens=_NEW_TOKENS, temperature=temperature, batch_size=rows)
-        state, _ = begin(models, prompts, [0] * rows, config=whole, request=request)
-        found.append(tuple(_pass_seconds(models, state, context, forced) for context in contexts))
-    return tuple(found)
-
-
 def _pass_seconds(models: Models, state: DecodeState, context: int, config: DecodeConfig) -> float:
     """Seconds of a pass at so many committed tokens: of a long run less a short one, so that what a call takes by itself is left out."""
     held = state._replace(lengths=jnp.full_like(state.lengths, context))
 
-    def run(num_rounds: int) -> tuple[float, int]:
+    def timed(num_rounds: int) -> tuple[float, int]:
         times, num_passes = [], 0
         for _ in range(_REPEATS):
             given = jax.block_until_ready(jax.tree.map(jnp.copy, held))
             start = time.perf_counter()
-            _, (_, passes) = jax.block_until_ready(_rounds(models, given, jnp.int32(num_rounds), jnp.bool_(True), config=config))
+            _, (_, passes) = jax.block_until_ready(_run(models, given, jnp.int32(num_rounds), jnp.bool_(True), config=config))
             times.append(time.perf_counter() - start)
             num_passes = int(np.max(passes))
         return min(times), num_passes
 
-    (few_seconds, few_passes), (many_seconds, many_passes) = map(run, _ROUNDS)
+    (few_seconds, few_passes), (many_seconds, many_passes) = map(timed, _TIMED_ROUNDS)
     # on a machine that stumbled in every short run, the long one still tells the order of size
     return max((many_seconds - few_seconds) / (many_passes - few_passes), 0.1 * many_seconds / many_passes)
 
 
 def _tokens(
-    models: Models, prompts: Sequence[Sequence[int]], whole: DecodeConfig, forced: DecodeConfig, *, rows: int
-) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Tokens and target passes of every prompt, at each temperature."""
-    found = []
-    for temperature in _TEMPERATURES:
-        request = Request(max_new_tokens=_NEW_TOKENS, temperature=temperature, batch_size=rows)
-        sums = []
-        for first in range(0, len(prompts), rows):
-            indices = range(first, min(first + rows, len(prompts)))
-            state, _ = begin(models, prompts, indices, config=whole, request=request)
-            _, pair = _rounds(models, state, jnp.int32(_NEW_TOKENS), jnp.bool_(False), config=forced)
-            sums.append(np.asarray(pair)[:, : len(indices)])
-        emitted, passes = np.concatenate(sums, axis=1)
-        found.append((emitted, passes))
-    return found
+    models: Models, prompts: Sequence[Sequence[int]], whole: DecodeConfig, forced: DecodeConfig, *, request: Request
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens and target passes of every prompt."""
+    sums = []
+    for first in range(0, len(prompts), request.batch_size):
+        indices = range(first, min(first + request.batch_size, len(prompts)))
+        state, _ = begin(models, prompts, indices, config=whole, request=request)
+        _, pair = _run(models, state, jnp.int32(_NEW_TOKENS), jnp.bool_(False), config=forced)
+        sums.append(np.asarray(pair)[:, : len(indices)])
+    emitted, passes = np.concatenate(sums, axis=1)
+    return emitted, passes
 
 
 @partial(jax.jit, static_argnames="config", donate_argnames="state")
-def _rounds(
+def _run(
     models: Models, state: DecodeState, limit: Int[Array, ""], is_held: Bool[Array, ""], *, config: DecodeConfig
 ) -> tuple[DecodeState, tuple[Int[Array, " B"], Int[Array, " B"]]]:
     """Tokens emitted and target passes of every row, over so many rounds or until all rows have ended. The state given is used up.
@@ -316,7 +347,7 @@ def _spread(taus: np.ndarray) -> float:
 
 
 def _at(points: Sequence[int], values: np.ndarray, x: int) -> np.ndarray:
-    """Values along their first axis at x: linear between points and beyond the last, constant before the first."""
+    """Values along their first axis at x: linear between points and beyond the last, constant before the first or if it is the only one."""
     if len(points) == 1 or x <= points[0]:
         return values[0]
     index = int(np.clip(np.searchsorted(points, x) - 1, 0, len(points) - 2))

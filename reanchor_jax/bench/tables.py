@@ -24,12 +24,12 @@ def terminal_table(results: Mapping[str, Any]) -> str:
 
 def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     """A table of tau / speedup, a table of the rest, and what they were measured on."""
-    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error | τ over dflash | nodes | shifted blocks |"]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error | τ over dflash | nodes | shifted blocks | plain |"]
+    lines.append("|---|---|---|---|---|---|---|---|")
     for name, figures in results["methods"].items():
         speedup = _number(results["speedup"][name], "{:.2f}x")
         pooled, error, gain = figures["tau_pooled"], figures["tau_standard_error"], _gain(figures)
-        drafted = f"{figures['mean_nodes']:.1f} | {figures['mean_offsets']:.1f}"
+        drafted = f"{figures['mean_nodes']:.1f} | {figures['mean_offsets']:.1f} | {figures['plain_rate']:.0%}"
         lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {pooled:.2f} | {error:.2f} | {gain} | {drafted} |")
     lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
@@ -42,6 +42,7 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
         "τ over dflash: paired by prompt, with the standard error of the mean difference.",
         "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts (pooled: over passes).",
         "Nodes verified and shifted blocks drafted a pass, on average; the anchor is a node, the baseline no shifted block.",
+        "Plain: share of passes that verify nothing and decode one token.",
         "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded.",
         "Ceiling: share of passes that accept every draft of a block.",
         f"Measured on {environment['device']}, {environment['cores']} cores, {environment['dtype']}, {versions}, {environment['date']}.",

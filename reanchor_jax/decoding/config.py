@@ -36,7 +36,7 @@ class Arm:
     num_nodes: trie nodes verified, anchor included; 1 of plain decoding.
     is_chain: whether the baseline's own tokens are verified, instead of a tree of the likeliest.
     seconds: of a round where all rows are greedy, and where one samples, at each of the schedule's contexts; of plain decoding, of a pass.
-    tokens: committed in a round at temperature 0 and at 1, bonus included.
+    tokens: committed in a round at temperature 0 and at 1, bonus included; 1 of plain decoding.
     """
 
     num_blocks: int
@@ -62,6 +62,8 @@ class Arm:
         is_typed = isinstance(self.tokens, tuple) and len(self.tokens) == 2
         if not is_typed or not all(is_positive(value) and value >= 1 for value in self.tokens):
             raise ValueError(f"tokens of an arm must be two numbers of at least 1; got {reprlib.repr(self.tokens)}.")
+        if not self.num_blocks and self.tokens != (1, 1):
+            raise ValueError(f"an arm of no blocks brings one token a pass, so tokens must be (1, 1); got {self.tokens}.")
 
     @property
     def kind(self) -> tuple[int, int, bool]:

@@ -7,6 +7,7 @@ Source: ReAnchor section 3; whatever is drafted, the emitted tokens are the targ
 
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +27,30 @@ from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import Emitted, StepInfo, Trace
 
 
+class _Verdict(NamedTuple):
+    """What the target made of a proposal, and what a commit writes of it.
+
+    num_emitted, finish: after stops and budgets. choice: the target's tokens along the path, [B P].
+    keys_values, context_keys_values: target and drafter entries of the path, for positions from the row's length on.
+    retained: states for the next round. info: of the round.
+    """
+
+    num_emitted: Int[Array, " B"]
+    finish: Int[Array, " B"]
+    choice: Choice
+    keys_values: tuple[Float[Array, "B 2G P A"], ...]
+    context_keys_values: tuple[Float[Array, "B 2G P A"], ...]
+    retained: Retained
+    info: StepInfo
+
+
 def run_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
     """Run one round for every row; config is resolved. The info's `emitted` is None: what was emitted is returned beside it."""
     if not config.is_speculative:
         return _plain_round(models.target, state)
     target, drafter = models.target, require_drafter(models)
     if config.schedule is None:
-        return _speculative_round(target, drafter, state, config)
+        return _commit(state, _judge(target, drafter, state, config))
     return _scheduled_round(target, drafter, state, config.schedule, config)
 
 
@@ -104,7 +122,8 @@ def empty_info(num_rows: int) -> StepInfo:
     )
 
 
-def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, config: DecodeConfig) -> tuple[DecodeState, Emitted, StepInfo]:
+def _judge(target: Target, drafter: Drafter, state: DecodeState, config: DecodeConfig) -> _Verdict:
+    """Propose, verify and walk."""
     places = num_places(drafter, config)
     is_running = state.finish == RUNNING
     # a finished row drafts nothing, so it does not hold the batch in a larger bucket
@@ -152,22 +171,16 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
     walked, choice, keys_values, features, kept, is_shifted, target_tokens = _smallest(
         config.node_buckets, jnp.max(num_nodes), verify_and_walk
     )
-    # P entries are written whatever was accepted: those past the new length are garbage that the next write covers
     positions = state.lengths[:, None] + jnp.arange(places, dtype=jnp.int32)[None, :]
-    new_state = state._replace(
-        lengths=state.lengths + walked.num_emitted,
-        anchors=_next_anchor(choice, walked.num_emitted, state.anchors),
-        remaining=state.remaining - walked.num_emitted,
-        finish=walked.finish,
-        target_cache=write(state.target_cache, keys_values, state.lengths),
-        drafter_cache=write(state.drafter_cache, drafter.context_keys_values(features, positions), state.lengths),
-        retained=kept,
-    )
     num_walked = jnp.sum(walked.nodes > 0, axis=1, dtype=jnp.int32)
-    return (
-        new_state,
-        emitted_tokens(choice, walked.num_emitted),
-        StepInfo(
+    return _Verdict(
+        num_emitted=walked.num_emitted,
+        finish=walked.finish,
+        choice=choice,
+        keys_values=keys_values,
+        context_keys_values=drafter.context_keys_values(features, positions),
+        retained=kept,
+        info=StepInfo(
             emitted=None,
             num_emitted=walked.num_emitted,
             num_accepted=jnp.where(is_running, num_walked, 0),
@@ -180,6 +193,21 @@ def _speculative_round(target: Target, drafter: Drafter, state: DecodeState, con
             trace=_trace(proposal, retained, target_tokens, is_running),
         ),
     )
+
+
+def _commit(state: DecodeState, verdict: _Verdict) -> tuple[DecodeState, Emitted, StepInfo]:
+    """Write what was accepted into the caches."""
+    # P entries are written whatever was accepted: those past the new length are garbage that the next write covers
+    new_state = state._replace(
+        lengths=state.lengths + verdict.num_emitted,
+        anchors=_next_anchor(verdict.choice, verdict.num_emitted, state.anchors),
+        remaining=state.remaining - verdict.num_emitted,
+        finish=verdict.finish,
+        target_cache=write(state.target_cache, verdict.keys_values, state.lengths),
+        drafter_cache=write(state.drafter_cache, verdict.context_keys_values, state.lengths),
+        retained=verdict.retained,
+    )
+    return new_state, emitted_tokens(verdict.choice, verdict.num_emitted), verdict.info
 
 
 def _trace(proposal: Proposal, retained: Retained, target_tokens: Int[Array, "B N"] | None, is_running: Bool[Array, " B"]) -> Trace | None:
@@ -220,25 +248,36 @@ def _scheduled_round(
         is_running=is_running,
     )
     is_drafting = jnp.asarray([arm.num_blocks > 0 for arm in schedule.arms])[arm]
+    # the loops stand before the switch, and what its branches return is written after it: around a cache that is written inside a branch,
+    # some versions of XLA put copies
+    state, plain = _plain_stretch(target, state, ~is_drafting, num_places=places)
     state = _read_backlog(target, drafter, state, is_drafting, num_places=places)
 
-    def branch(arm: Arm):
-        if not arm.num_blocks:
-            return partial(_plain_rounds, target, num_places=places)
+    def drafting(arm: Arm):
         sizes = {"num_nodes": arm.num_nodes, "block_buckets": (arm.num_blocks,), "node_buckets": (arm.num_nodes,)}
         chain = {"expand": "none", "reliability": 1.0, "num_ranks": 0} if arm.is_chain else {}
-        return partial(_speculative_round, target, drafter, config=replace(config, schedule=None, **sizes, **chain))
+        return partial(_judge, target, drafter, config=replace(config, schedule=None, **sizes, **chain))
 
-    new_state, emitted, info = jax.lax.switch(arm, [branch(arm) for arm in schedule.arms], state)
+    def nothing(state: DecodeState) -> _Verdict:
+        verdict = jax.eval_shape(next(drafting(arm) for arm in schedule.arms if arm.num_blocks), state)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), verdict)._replace(finish=state.finish)
+
+    verdict = jax.lax.switch(arm, [drafting(arm) if arm.num_blocks else nothing for arm in schedule.arms], state)
+    new_state, drafted, info = _commit(state, verdict)
+    num_plain = plain.num_emitted
     acceptance = count(
         state.acceptance,
         num_accepted=info.num_accepted,
         promised=promised_drafts(schedule, state.sampling.temperature)[:, arm],
-        num_plain=info.num_plain,
+        num_plain=num_plain,
         is_running=is_running,
     )
     num_read = jnp.where(is_drafting, new_state.lengths, state.backlog.num_read)
-    return new_state._replace(acceptance=acceptance, backlog=new_state.backlog._replace(num_read=num_read)), emitted, info
+    return (
+        new_state._replace(acceptance=acceptance, backlog=state.backlog._replace(num_read=num_read)),
+        jax.tree.map(lambda mine, other: jnp.where(is_drafting, mine, other), drafted, plain),
+        info._replace(num_emitted=info.num_emitted + num_plain, num_nodes=info.num_nodes + num_plain, num_plain=num_plain),
+    )
 
 
 def _read_backlog(target: Target, drafter: Drafter, state: DecodeState, is_drafting: Bool[Array, ""], *, num_places: int) -> DecodeState:
@@ -268,14 +307,12 @@ def _read_backlog(target: Target, drafter: Drafter, state: DecodeState, is_draft
     return state._replace(drafter_cache=drafter_cache, backlog=state.backlog._replace(num_read=num_read))
 
 
-def _plain_rounds(target: Target, state: DecodeState, *, num_places: int) -> tuple[DecodeState, Emitted, StepInfo]:
-    """Decode up to num_places tokens one by one, and leave them to be read by the drafter when it is asked again. Nothing is retained."""
-    num_rows = state.lengths.shape[0]
-    none = jnp.zeros((num_rows,), jnp.int32)
+def _plain_stretch(target: Target, state: DecodeState, is_plain: Bool[Array, ""], *, num_places: int) -> tuple[DecodeState, Emitted]:
+    """If the round does not draft, decode up to num_places tokens one by one, and leave them to be read by the drafter when it is asked."""
 
     def is_left(carry):
         index, state, _ = carry
-        return (index < num_places) & jnp.any(state.finish == RUNNING)
+        return is_plain & (index < num_places) & jnp.any(state.finish == RUNNING)
 
     def advance(carry):
         index, state, emitted = carry
@@ -284,15 +321,12 @@ def _plain_rounds(target: Target, state: DecodeState, *, num_places: int) -> tup
         put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=index, axis=1)
         return index + 1, state, Emitted(*map(put, emitted[:-1], new[:-1]), num_emitted=emitted.num_emitted + new.num_emitted)
 
-    _, new_state, emitted = jax.lax.while_loop(is_left, advance, (jnp.int32(0), state, empty_emitted(num_rows, num_places)))
+    start = (jnp.int32(0), state, empty_emitted(state.lengths.shape[0], num_places))
+    _, new_state, emitted = jax.lax.while_loop(is_left, advance, start)
+    # in a round that drafts, this writes beyond the length, where the next plain tokens will be written over it
     committed = jnp.concatenate([state.anchors[:, None], emitted.tokens[:, :-1]], axis=1)
     tokens = jax.vmap(jax.lax.dynamic_update_slice)(state.backlog.tokens, committed, state.lengths[:, None])
-    new_state = new_state._replace(
-        backlog=state.backlog._replace(tokens=tokens),
-        retained=state.retained._replace(counts=none),
-    )
-    num_plain = emitted.num_emitted
-    return new_state, emitted, empty_info(num_rows)._replace(num_emitted=num_plain, num_nodes=num_plain, num_plain=num_plain)
+    return new_state._replace(backlog=state.backlog._replace(tokens=tokens)), emitted
 
 
 def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitted, StepInfo]:

@@ -2,11 +2,8 @@
 
 In: a Schedule (static), how many drafts were accepted lately beside how many were promised.
 Out: the arm of the next round; the fading counts after a round.
-Source: ours. A row accepts `factor` times the drafts that an arm was measured to bring. The factor is estimated as the mean of a gamma
-    distribution (prior mean 1, standard deviation `spread`; accepted drafts are counted as Poisson events), and the choice takes one
-    standard deviation more: an arm that would pay in one of six texts is tried, and given up as soon as the text shows not to be one. A
-    trial costs what it is slower by, and more hope costs more trials on texts that do not pay.
-    Nothing of the round's own target pass is read, so the choice cannot bias a token.
+Source: ours; a gamma estimate of how many drafts a row accepts, and one standard deviation of hope. Nothing of the round's own target pass
+    is read, so the choice cannot bias a token.
 """
 
 from typing import NamedTuple
@@ -19,8 +16,10 @@ from reanchor_jax.decoding.config import Schedule
 
 _KEPT = 0.9  # of the counts a round: about ten rounds are remembered
 _KEPT_PLAIN = 0.997  # a plain token: after some 300 of them an arm that was given up may be tried again
-_ROUNDS_TO_READ = 10  # over which the cost of reading what was decoded plainly is spread: the rounds remembered
-OPTIMISM = 1.0  # standard deviations above the estimate
+_ROUNDS_AHEAD = 10  # rounds of drafting over which what the first of them costs is spread: as many as are remembered
+# standard deviations above the estimate: an arm that would pay in one of six texts is tried, and given up as soon as the text shows not to
+# be one; a trial costs what it is slower by, and more hope costs more trials on texts that do not pay
+OPTIMISM = 1.0
 
 
 class Acceptance(NamedTuple):
@@ -52,8 +51,9 @@ def pick_arm(
 ) -> Int[Array, ""]:
     """Index of the arm that promises most tokens a second to all running rows together.
 
-    A row takes no more than its remaining tokens. Arms with shifted blocks are left out where no row has a state to draft one from.
-    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the rounds a verdict takes.
+    A row takes no more than its remaining tokens. Arms with shifted blocks are left out where no row has a state to draft one from; an arm
+    of one block is worth there what rounds of the best of them bring behind it, if that is more.
+    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the next rounds.
     """
     promised = 1 + _factor(schedule, acceptance)[:, None] * promised_drafts(schedule, temperature)
     tokens = jnp.sum(jnp.where(is_running[:, None], jnp.minimum(promised, remaining[:, None].astype(jnp.float32)), 0.0), axis=0)
@@ -67,10 +67,16 @@ def pick_arm(
     if num_blocks.any():
         # a pass over so many tokens costs about what the cheapest round does that drafts and verifies a block
         num_passes = jnp.ceil(jnp.max(jnp.where(is_running, num_unread, 0)).astype(jnp.float32) / num_places)
-        reading = num_passes * jnp.min(jnp.where(num_blocks == 1, seconds, jnp.inf)) / _ROUNDS_TO_READ
+        reading = num_passes * jnp.min(jnp.where(num_blocks == 1, seconds, jnp.inf)) / _ROUNDS_AHEAD
         seconds = jnp.where(num_blocks > 0, seconds + reading, seconds)
-    is_allowed = (num_blocks <= 1) | jnp.any(is_running & (num_retained > 0))
-    return jnp.argmax(jnp.where(is_allowed, tokens / seconds, -jnp.inf)).astype(jnp.int32)
+    rates = tokens / seconds
+    if np.any(num_blocks > 1):
+        is_shifted, has_states = num_blocks > 1, jnp.any(is_running & (num_retained > 0))
+        then = jnp.argmax(jnp.where(is_shifted, rates, -jnp.inf))
+        led = (tokens + (_ROUNDS_AHEAD - 1) * tokens[then]) / (seconds + (_ROUNDS_AHEAD - 1) * seconds[then])
+        first = jnp.where(is_shifted, -jnp.inf, jnp.where(num_blocks == 1, jnp.maximum(rates, led), rates))
+        rates = jnp.where(has_states, rates, first)
+    return jnp.argmax(rates).astype(jnp.int32)
 
 
 def promised_drafts(schedule: Schedule, temperature: Float[Array, " B"]) -> Float[Array, "B arms"]:
@@ -100,7 +106,10 @@ def count(
 
 
 def _factor(schedule: Schedule, acceptance: Acceptance) -> Float[Array, " B"]:
-    """Drafts a row may accept for each that was promised: the estimate, and OPTIMISM standard deviations more."""
+    """Drafts a row may accept for each that was promised: the estimate, and OPTIMISM standard deviations more.
+
+    Before anything is seen the factor is gamma-distributed with mean 1 and standard deviation `spread`; accepted drafts are Poisson events.
+    """
     strength = 1 / schedule.spread**2
     accepted, promised = strength + acceptance.accepted, strength + acceptance.promised
     return (accepted + OPTIMISM * jnp.sqrt(accepted)) / promised

@@ -24,11 +24,11 @@ FINISH_REASONS = ("running", "stop", "length")  # names of the codes in Generati
 class Backlog(NamedTuple):
     """What a schedule decoded plainly, kept until it drafts again: the drafter's context lacks it.
 
-    tokens: by position; only those of plain rounds are ever written. Without a schedule it has no room (J is 0).
+    tokens: by position; only those of plain rounds are ever written. Without a schedule it has no room for any.
     num_read: committed positions that the drafter's cache holds; of rows that have ended it may say more.
     """
 
-    tokens: Int[Array, "B J"]
+    tokens: Int[Array, "B positions"]
     num_read: Int[Array, " B"]
 
 
