@@ -105,6 +105,19 @@ def test_reading_what_was_decoded_plainly_is_paid_by_the_arms_that_draft():
     assert pick(found, acceptance=MUCH, num_unread=28) == 0  # 2.4 / 2.8
     both = seen([4e6, 4e6], [4e6, 4e6])
     assert pick(found, acceptance=both, temperature=(0.0, 0.0), num_unread=(28, 0), is_running=(False, True)) == 1
+    # however much there is to read, a round pays for one pass: 5 / 4 against 0.909, where many rounds are left
+    good = schedule(arm(PLAIN, 1.1), arm(CHAIN, 2.0, (5.0, 5.0)))
+    assert pick(good, acceptance=MUCH, num_unread=9000, remaining=10000) == 1
+
+
+def test_what_is_left_pays_for_what_comes_first():
+    good = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (5.0, 5.0)))
+    # 14 passes of 2 seconds and rounds of 2 seconds: 30 for 5 tokens; over 10 rounds 48 for 50, over 12 rounds 52 for 60
+    assert [pick(good, acceptance=MUCH, num_unread=126, remaining=left) for left in (5, 50, 60)] == [0, 1, 1]
+    assert pick(good, acceptance=MUCH, num_unread=126, remaining=25) == 0
+    led = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (1.5, 1.5)), arm(MERGED, 2.0, (4.0, 4.0)))
+    assert pick(led, acceptance=MUCH, num_retained=0, remaining=3) == 0  # two rounds, 4 seconds
+    assert pick(led, acceptance=MUCH, num_retained=0, remaining=30) == 1
 
 
 def test_a_generation_begins_with_hope_and_gives_up_what_does_not_pay():
@@ -119,14 +132,27 @@ def test_a_generation_begins_with_hope_and_gives_up_what_does_not_pay():
         )
         lasted += 1
     assert lasted == 1
-    # and tries again after hundreds of plain tokens, when the counts have faded
-    tokens = 0
-    while pick(found, acceptance=state) == 0:
+
+
+def test_what_was_given_up_is_tried_again_when_the_counts_have_faded_and_hope_pays_for_reading():
+    """Spread 0.5 hopes for 4.75 tokens, in 2 seconds for the round and 2 for reading; it is given up below 0.4 x 2.5 drafts."""
+    found = schedule(arm(PLAIN, 1.0), arm(CHAIN, 2.0, (3.5, 3.5)), spread=0.5)
+    state, picks, num_unread = init_acceptance(1), [], 0
+    for _ in range(200):
+        picks.append(pick(found, acceptance=state, num_unread=num_unread, remaining=9999))
+        is_plain = picks[-1] == 0
+        num_unread = num_unread + 9 if is_plain else 0
         state = count(
-            state, num_accepted=jnp.asarray([0]), promised=jnp.asarray([0.0]), num_plain=jnp.asarray([9]), is_running=jnp.asarray([True])
+            state,
+            num_accepted=jnp.asarray([0]),
+            promised=jnp.asarray([2.5]),
+            num_plain=jnp.asarray([9 if is_plain else 0]),
+            is_running=jnp.asarray([True]),
         )
-        tokens += 9
-    assert 100 < tokens < 2000
+    given_up = picks.index(0)
+    again = given_up + picks[given_up:].index(1)
+    assert 2 < given_up < 10
+    assert 100 < 9 * (again - given_up) < 1500
 
 
 def test_counts_fade_and_finished_rows_keep_theirs():
@@ -283,6 +309,12 @@ def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
         (lambda: Arm(**PLAIN, seconds=((1.0,), (1.0,)), tokens=1.0), "two numbers of at least 1"),
         (lambda: arm({"num_blocks": 1, "num_nodes": 5, "is_chain": "no"}, 1.0), "is_chain of an arm"),
         (lambda: ProfileConfig(rows=3), "strictly rising"),
+        (lambda: made_profile(rows=(1, 5, 9)), "for each of the 3 numbers of rows"),
+        (lambda: made_profile(arms=()), "for each of the 2 numbers of rows"),
+        (lambda: made_profile(spread=None), "spread must lie in"),
+        (lambda: made_profile(rows=(1,), arms=((arm(PLAIN, (1.0, 1.0)),),)), "the chain among them"),
+        (lambda: made_profile().schedule(10**400), "num_rows must be"),
+        (lambda: arm({**PLAIN, "is_chain": "x"}, 1.0), "is_chain of an arm"),
         (lambda: made_profile().schedule(1, "hot"), "temperature must be a number"),
         (lambda: made_profile().schedule(1, float("nan")), "temperature must be a number"),
         (lambda: arm(PLAIN, 0.0), "positive numbers"),
@@ -318,8 +350,26 @@ def test_a_schedule_keeps_the_arms_that_are_somewhere_the_best():
     assert len(found.schedule(1).arms) == 3
     # one that is the best at neither end: rates at 0, 0.5 and 1 of 4, 2.5, 1 and 3, 2.75, 2.5 and 1.2, 2, 2.8
     between = (arm(PLAIN, 9.0), arm(CHAIN, 1.0, (4.0, 1.0)), arm(MERGED, 1.0, (3.0, 2.5)), arm({**MERGED, "num_nodes": 9}, 1.0, (1.2, 2.8)))
-    found = made_profile(rows=(1,), contexts=(0,), arms=(between,), spread=0.01)
+    found = made_profile(rows=(1,), contexts=(10,), arms=(between,), spread=0.01)
     assert arm(MERGED, 1.0, (3.0, 2.5)) in found.schedule(1).arms
+    # one that is the best between the contexts, and at neither: rates at 10, 30 and 50 of 1.5, 0.75, 0.5 and 0.5, 0.75, 1.5 and 1.2
+    crossing = (
+        arm(PLAIN, (9.0, 9.0)),
+        arm(CHAIN, (2.0, 6.0), (3.0, 3.0)),
+        arm({"num_blocks": 1, "num_nodes": 7}, (6.0, 2.0), (3.0, 3.0)),
+        arm(MERGED, (2.5, 2.5), (3.0, 3.0)),
+    )
+    found = made_profile(rows=(1,), contexts=(10, 50), arms=(crossing,), spread=0.01)
+    assert MERGED["num_nodes"] in [one.num_nodes for one in found.schedule(1).arms]
+    # a cheap tree of one block that leads to the merged one, though the chain and plain decoding bring more by themselves
+    leading = (
+        arm(PLAIN, 1.0),
+        arm(CHAIN, 6.0, (2.0, 2.0)),
+        arm({"num_blocks": 1, "num_nodes": 7}, 3.0, (2.0, 2.0)),
+        arm(MERGED, 2.0, (3.0, 3.0)),
+    )
+    found = made_profile(rows=(1,), contexts=(10,), arms=(leading,), spread=0.01)
+    assert 7 in [one.num_nodes for one in found.schedule(1).arms]
 
 
 def test_seconds_are_interpolated_between_numbers_of_rows():
@@ -365,7 +415,7 @@ def test_a_measured_profile_comes_back_from_its_file(tmp_path):
     [
         ({"key": {"device": "another"}}, "device another"),
         ({"format": 99}, "format is 99"),
-        ({"arms": []}, "arms for 0 numbers of rows"),
+        ({"arms": []}, "for each of the 1 numbers of rows"),
         ({"spread": "wide"}, "spread must be a number; got 'wide'; measure"),
         ({"spread": 0.0}, r"spread must lie in .*; got 0\.0; measure"),
         ({"rows": [1, "2"]}, "whole numbers"),
@@ -375,7 +425,7 @@ def test_a_measured_profile_comes_back_from_its_file(tmp_path):
         ({"arms": [3]}, "arms must be lists"),
         ({"arms": [[{"num_blocks": 1}]]}, "objects of is_chain, num_blocks"),
         ({"chain": {"num_nodes": 99}}, "does not fit blocks of 5"),
-        ({"chain": {"seconds": 3}}, "two tuples of positive numbers"),
+        ({"chain": {"seconds": 3}}, "arm 1: seconds of an arm must be two tuples of positive numbers"),
         ({"chain": {"tokens": [1, [2]]}}, "two numbers of at least 1"),
     ],
 )

@@ -28,7 +28,7 @@ from reanchor_jax.bench.methods import Request, begin
 from reanchor_jax.config import CACHE_CHUNK
 from reanchor_jax.decoding.config import Arm, DecodeConfig, Schedule
 from reanchor_jax.decoding.loop import step
-from reanchor_jax.decoding.schedule import OPTIMISM
+from reanchor_jax.decoding.schedule import OPTIMISM, Acceptance, pick_arm
 from reanchor_jax.decoding.state import DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.fields import LARGEST, is_integer, is_number
@@ -41,8 +41,10 @@ _TEMPERATURES = (0.0, 1.0)  # at which arms are measured
 _TIMED_ROUNDS = (4, 12)  # of a short and a long run, whose difference counts
 _REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
 _NEW_TOKENS = 128  # a prompt, to measure what an arm brings
-_NUM_SHARES = 5  # temperatures from 0 to 1 at which arms are compared
+_SAMPLED = (1e-6, 0.25, 0.5, 0.75, 1.0)  # temperatures at which arms are compared; the first stands for greedy rows beside a sampled one
 _NUM_FACTORS = 41  # steps from a text that accepts nothing to the easiest one
+_STEPS = 8  # contexts looked at from one that was measured to the next
+_MANY = 1e12  # drafts seen, so many that only what was accepted of them counts
 _MEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))  # stands for figures that are not known yet
 
 
@@ -85,37 +87,38 @@ class Profile:
     arms: tuple[tuple[Arm, ...], ...]
     spread: float
 
+    def __post_init__(self):
+        ProfileConfig(rows=self.rows, contexts=self.contexts)
+        if not isinstance(self.arms, tuple) or len(self.arms) != len(self.rows):
+            raise ValueError(f"arms must be a tuple for each of the {len(self.rows)} numbers of rows; got {reprlib.repr(self.arms)}.")
+        for each in self.arms:
+            Schedule(arms=each, contexts=self.contexts, spread=self.spread)
+        kinds = [[arm.kind for arm in each] for each in self.arms]
+        if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in self.arms[0]):
+            raise ValueError(f"every number of rows needs the same arms, the chain among them; got {reprlib.repr(kinds)}.")
+
     def schedule(self, num_rows: int, temperature: float | None = None) -> Schedule:
         """The arms worth compiling for that many rows.
 
         Their seconds are interpolated between the numbers of rows measured, and extrapolated beyond the largest; a single number stands for
         all.
-        temperature: of the rows; None means any. Kept are arms that are the best for some context and some text, up to one that accepts as
-        many drafts more than the measured as a generation begins by hoping for. If that is plain decoding alone, nothing is drafted.
+        temperature: of the rows; None means any. Kept are arms that are picked in some context for some text, where many tokens remain. The
+        easiest text accepts as many drafts more than the measured as a generation begins by hoping for. If plain decoding alone is kept,
+        nothing is drafted.
         """
-        if not is_integer(num_rows) or num_rows < 1:
-            raise ValueError(f"num_rows must be a whole number of at least 1; got {num_rows!r}.")
+        if not is_integer(num_rows) or not 1 <= num_rows <= LARGEST:
+            raise ValueError(f"num_rows must be a whole number of at least 1, and below 2^31; got {reprlib.repr(num_rows)}.")
         if temperature is not None and not (is_number(temperature) and temperature >= 0):
             raise ValueError(f"temperature must be a number of at least 0, or None for any; got {temperature!r}.")
-        kinds = self.arms[0]
-        seconds = _at(
-            self.rows, np.asarray([[arm.seconds for arm in arms] for arms in self.arms]), num_rows
-        )  # [arms, temperatures, contexts]
-        if temperature is None:  # greedy rows alone, and rows of any temperature of which one samples
-            shares, columns = np.asarray([0.0, *np.linspace(0, 1, _NUM_SHARES)]), [0] + [1] * _NUM_SHARES
-        else:
-            shares, columns = np.asarray([min(temperature, 1.0)]), [int(temperature > 0)]
-        tokens = np.asarray([arm.tokens for arm in kinds]) @ np.stack([1 - shares, shares])
-        factors = np.linspace(0, 1 + OPTIMISM * self.spread, _NUM_FACTORS)[:, None, None, None]
-        rates = (1 + factors * (tokens[None, :, :, None] - 1)) / seconds[None][:, :, columns]
-        best = set(np.argmax(rates, axis=1).ravel().tolist())
-        # in rounds that retained nothing
-        is_shifted = np.asarray([arm.num_blocks > 1 for arm in kinds])
-        best |= set(np.argmax(np.where(is_shifted[None, :, None, None], 0, rates), axis=1).ravel().tolist())
+        # [arms, temperatures, contexts]
+        seconds = _at(self.rows, np.asarray([[arm.seconds for arm in arms] for arms in self.arms]), num_rows)
+        kinds = tuple(replace(arm, seconds=tuple(map(tuple, mine.tolist()))) for arm, mine in zip(self.arms[0], seconds, strict=True))
+        whole = Schedule(arms=kinds, contexts=self.contexts, spread=self.spread)
+        temperatures = (0.0, *_SAMPLED) if temperature is None else (temperature,)
+        best = set(np.unique(_picked(whole, temperatures)).tolist())
         if any(kinds[index].num_blocks for index in best) and not any(kinds[index].num_blocks == 1 for index in best):
             best.add(next(index for index, arm in enumerate(kinds) if arm.is_chain))
-        arms = tuple(replace(kinds[index], seconds=tuple(map(tuple, seconds[index].tolist()))) for index in sorted(best))
-        return Schedule(arms=arms, contexts=self.contexts, spread=self.spread)
+        return replace(whole, arms=tuple(kinds[index] for index in sorted(best)))
 
 
 def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config: ProfileConfig, show_progress: bool = True) -> Profile:
@@ -231,30 +234,61 @@ def _read(found: dict[str, Any]) -> Profile:
     for arms in found["arms"]:
         if not isinstance(arms, list) or not all(isinstance(arm, dict) and arm.keys() == names for arm in arms):
             raise ValueError(f"arms must be lists, one a number of rows, of objects of {', '.join(sorted(names))}")
-    rows, contexts, arms = (_as_tuples(found[name]) for name in ("rows", "contexts", "arms"))
-    profile = Profile(
+    arms = []
+    for each in found["arms"]:
+        arms.append([])
+        for number, arm in enumerate(each):
+            read = arm | {"tokens": _as_tuple(arm["tokens"]), "seconds": _as_tuple(arm["seconds"], num_levels=2)}
+            try:
+                arms[-1].append(Arm(**read))
+            except ValueError as error:
+                raise ValueError(f"arm {number}: {error}") from error
+    return Profile(
         key=found["key"],
-        rows=rows,
-        contexts=contexts,
-        arms=tuple(tuple(Arm(**arm) for arm in each) for each in arms),
+        rows=tuple(found["rows"]),
+        contexts=tuple(found["contexts"]),
+        arms=tuple(map(tuple, arms)),
         spread=found["spread"],
     )
-    ProfileConfig(rows=rows, contexts=contexts)
-    if len(profile.arms) != len(rows):
-        raise ValueError(f"it has arms for {len(profile.arms)} numbers of rows and names {len(rows)}")
-    kinds = [[arm.kind for arm in each] for each in profile.arms]
-    if any(each != kinds[0] for each in kinds) or not any(arm.is_chain for arm in profile.arms[0]):
-        raise ValueError("every number of rows needs the same arms, the chain among them")
-    for each in profile.arms:
-        Schedule(arms=each, contexts=contexts, spread=profile.spread)
-    return profile
 
 
-def _as_tuples(value: Any) -> Any:
-    """JSON's lists as the tuples of a record."""
-    if isinstance(value, dict):
-        return {name: _as_tuples(inner) for name, inner in value.items()}
-    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+def _as_tuple(value: Any, *, num_levels: int = 1) -> Any:
+    """JSON's lists, nested so deep at most, as the tuples of a record."""
+    if not isinstance(value, list):
+        return value
+    return tuple(value if num_levels == 1 else (_as_tuple(inner, num_levels=num_levels - 1) for inner in value))
+
+
+def _picked(schedule: Schedule, temperatures: Sequence[float]) -> np.ndarray:
+    """Arms that `pick_arm` takes for a row of each temperature, in all kinds of texts and contexts, with and without retained states."""
+    places = np.linspace(0, len(schedule.contexts) - 1, _STEPS * (len(schedule.contexts) - 1) + 1)
+    contexts = np.interp(places, range(len(schedule.contexts)), schedule.contexts).astype(np.int32)
+    factors = np.linspace(0, 1 + OPTIMISM * schedule.spread, _NUM_FACTORS)
+    grid = np.meshgrid(factors, np.asarray(temperatures, np.float32), contexts, [0, 1], indexing="ij")
+
+    def pick(factor, temperature, context, num_retained):
+        one = jnp.ones((1,), jnp.int32)
+        return pick_arm(
+            schedule,
+            Acceptance(accepted=factor[None] * _MANY, promised=jnp.full((1,), _MANY, jnp.float32)),
+            temperature=temperature[None],
+            lengths=context * one,
+            remaining=LARGEST * one,
+            num_retained=num_retained * one,
+            num_unread=0 * one,
+            num_places=1,
+            is_running=one > 0,
+        )
+
+    factor, temperature, context, num_retained = (values.ravel() for values in grid)
+    return np.asarray(
+        jax.jit(jax.vmap(pick))(
+            jnp.asarray(factor, jnp.float32),
+            jnp.asarray(temperature, jnp.float32),
+            jnp.asarray(context, jnp.int32),
+            jnp.asarray(num_retained, jnp.int32),
+        )
+    )
 
 
 def _arms(block_size: int, nodes: Sequence[int]) -> list[Arm]:

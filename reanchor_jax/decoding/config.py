@@ -46,6 +46,8 @@ class Arm:
     tokens: tuple[float, float]
 
     def __post_init__(self):
+        if not isinstance(self.is_chain, bool):
+            raise ValueError(f"is_chain of an arm must be True or False; got {self.is_chain!r}.")
         for name, least in (("num_blocks", 0), ("num_nodes", 1)):
             value = getattr(self, name)
             if not (is_integer(value) and least <= value <= _MOST_NODES):
@@ -54,8 +56,6 @@ class Arm:
             raise ValueError(f"an arm of no blocks decodes one token a pass, so num_nodes must be 1; got {self.num_nodes}.")
         if self.is_chain and self.num_blocks != 1:
             raise ValueError(f"a chain is one block; got num_blocks {self.num_blocks}.")
-        if not isinstance(self.is_chain, bool):
-            raise ValueError(f"is_chain of an arm must be True or False; got {self.is_chain!r}.")
         is_typed = isinstance(self.seconds, tuple) and len(self.seconds) == 2 and all(isinstance(row, tuple) for row in self.seconds)
         if not is_typed or not all(map(is_positive, (*self.seconds[0], *self.seconds[1]))):
             raise ValueError(f"seconds of an arm must be two tuples of positive numbers; got {reprlib.repr(self.seconds)}.")

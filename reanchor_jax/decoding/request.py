@@ -82,6 +82,10 @@ def check_request(
 
 def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfig) -> None:
     """Raise ValueError if a state's arrays are not those of this resolved config. drafter: None where the config does not draft."""
+    if (state.backlog.tokens.shape[1] > 0) != (config.schedule is not None):
+        raise ValueError(
+            "the state was prefilled with a schedule and this config has none, or the reverse; step with the config it was made for."
+        )
     held, wanted = state.retained.tokens.shape[1], config.max_offsets
     if held != wanted:
         raise ValueError(
@@ -93,10 +97,6 @@ def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfi
     if slots != num_slots(drafter, config):
         raise ValueError(
             f"the state's cache has {slots} slots, this config {num_slots(drafter, config)}; step with the config it was prefilled with."
-        )
-    if (state.backlog.tokens.shape[1] > 0) != (config.schedule is not None):
-        raise ValueError(
-            "the state was prefilled with a schedule and this config has none, or the reverse; step with the config it was made for."
         )
 
 

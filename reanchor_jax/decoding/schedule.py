@@ -16,7 +16,7 @@ from reanchor_jax.decoding.config import Schedule
 
 _KEPT = 0.9  # of the counts a round: about ten rounds are remembered
 _KEPT_PLAIN = 0.997  # a plain token: after some 300 of them an arm that was given up may be tried again
-_ROUNDS_AHEAD = 10  # rounds of drafting over which what the first of them costs is spread: as many as are remembered
+_ROUNDS_AHEAD = 10  # rounds of drafting over which what the first of them costs is spread, if so many are left: as many as are remembered
 # standard deviations above the estimate: an arm that would pay in one of six texts is tried, and given up as soon as the text shows not to
 # be one; a trial costs what it is slower by, and more hope costs more trials on texts that do not pay
 OPTIMISM = 1.0
@@ -53,7 +53,7 @@ def pick_arm(
 
     A row takes no more than its remaining tokens. Arms with shifted blocks are left out where no row has a state to draft one from; an arm
     of one block is worth there what rounds of the best of them bring behind it, if that is more.
-    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the next rounds.
+    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the next rounds, and is at most a pass each.
     """
     promised = 1 + _factor(schedule, acceptance)[:, None] * promised_drafts(schedule, temperature)
     tokens = jnp.sum(jnp.where(is_running[:, None], jnp.minimum(promised, remaining[:, None].astype(jnp.float32)), 0.0), axis=0)
@@ -64,16 +64,19 @@ def pick_arm(
         [jnp.interp(context, contexts, jnp.where(is_sampled, *map(jnp.float32, reversed(arm.seconds)))) for arm in schedule.arms]
     )
     num_blocks = np.asarray([arm.num_blocks for arm in schedule.arms])
+    rounds_left = jnp.max(jnp.where(is_running[:, None], remaining[:, None].astype(jnp.float32) / promised, 1.0), axis=0)
     if num_blocks.any():
         # a pass over so many tokens costs about what the cheapest round does that drafts and verifies a block
         num_passes = jnp.ceil(jnp.max(jnp.where(is_running, num_unread, 0)).astype(jnp.float32) / num_places)
-        reading = num_passes * jnp.min(jnp.where(num_blocks == 1, seconds, jnp.inf)) / _ROUNDS_AHEAD
+        num_rounds = jnp.clip(rounds_left, 1.0, jnp.maximum(num_passes, _ROUNDS_AHEAD))
+        reading = num_passes / num_rounds * jnp.min(jnp.where(num_blocks == 1, seconds, jnp.inf))
         seconds = jnp.where(num_blocks > 0, seconds + reading, seconds)
     rates = tokens / seconds
     if np.any(num_blocks > 1):
         is_shifted, has_states = num_blocks > 1, jnp.any(is_running & (num_retained > 0))
         then = jnp.argmax(jnp.where(is_shifted, rates, -jnp.inf))
-        led = (tokens + (_ROUNDS_AHEAD - 1) * tokens[then]) / (seconds + (_ROUNDS_AHEAD - 1) * seconds[then])
+        num_more = jnp.clip(rounds_left[then], 1.0, float(_ROUNDS_AHEAD)) - 1
+        led = (tokens + num_more * tokens[then]) / (seconds + num_more * seconds[then])
         first = jnp.where(is_shifted, -jnp.inf, jnp.where(num_blocks == 1, jnp.maximum(rates, led), rates))
         rates = jnp.where(has_states, rates, first)
     return jnp.argmax(rates).astype(jnp.int32)
