@@ -67,7 +67,9 @@ def make_parser(
     )
     bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=known)
     _add_request(bench)
-    bench.add_argument("--out", metavar="DIR", required=True, help="folder for results.json and tables.md")
+    bench.add_argument(
+        "--out", metavar="DIR", required=True, help="folder for results.json, tables.md, charts, and the runs by which it is resumed"
+    )
 
     profile = add("profile", "measure what drafts and target passes cost here, for the method scheduled")
     _add_models(profile)
@@ -134,7 +136,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         type=_positive,
         help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the block size squared, at most 256)",
     )
-    parser.add_argument("--profile", metavar="FILE", help="costs for the method scheduled, measured by the command profile")
+    parser.add_argument("--profile", metavar="FILE", help="costs measured by the command profile; adds the method scheduled")
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
     parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
     parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")

@@ -102,7 +102,8 @@ def _generate(args: argparse.Namespace) -> None:
     method = args.method
     if method is None:
         method = "autoregressive" if loaded.models.drafter is None else methods.SCHEDULED if args.profile else "reanchor"
-    _check_profile_is_used(args, [method])
+    if args.profile is not None and method != methods.SCHEDULED:
+        raise ValueError(f"--profile belongs to the method scheduled; got the method {method}.")
     if args.retain is not None and method.partition(":")[0] != "reanchor":
         raise ValueError(f"--retain belongs to the method reanchor; got the method {method}.")
     ids = [prompt.ids for prompt in prompts]
@@ -165,7 +166,8 @@ def _bench(args: argparse.Namespace) -> None:
     names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
     if args.retain is not None and not any(name.partition(":")[0] == "reanchor" for name in [*names, args.traces or ""]):
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
-    _check_profile_is_used(args, [*names, args.traces or ""])
+    if args.profile is not None and methods.SCHEDULED not in [*names, args.traces]:
+        names.append(methods.SCHEDULED)
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
@@ -191,6 +193,8 @@ def _bench(args: argparse.Namespace) -> None:
     names += [name for name in dict.fromkeys(run.method for run in found) if name not in names and _count(found, name) == num_runs]
     configs |= {name: methods.method_config(name, loaded.models, ids, request=request) for name in names if name not in configs}
     done = [run for run in found if run.method in names]
+    if done:
+        print(f"{len(done)} of {len(names) * num_runs} runs were measured before and are not repeated", file=sys.stderr)
     runs = compare.compare(
         loaded.models,
         ids,
@@ -213,6 +217,8 @@ def _bench(args: argparse.Namespace) -> None:
     written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
     print(*tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
+    if len(written) == 2 and len(names) > 1:
+        print("no charts: they need matplotlib, pip install 'reanchor-jax[bench]'", file=sys.stderr)
 
 
 def _profile(args: argparse.Namespace) -> None:
@@ -300,11 +306,6 @@ def _request(args: argparse.Namespace, models: Models) -> Request:
         return request
     profile = profiles.read_profile(args.profile, models)
     return dataclasses.replace(request, schedule=profile.schedule(request.batch_size, request.temperature))
-
-
-def _check_profile_is_used(args: argparse.Namespace, names: Sequence[str]) -> None:
-    if args.profile is not None and methods.SCHEDULED not in names:
-        raise ValueError(f"--profile belongs to the method scheduled; got {', '.join(filter(None, names))}.")
 
 
 def _count(runs: Sequence[compare.Run], method: str) -> int:

@@ -33,7 +33,7 @@ def test_histograms_hold_shares_and_everything_past_the_block_is_the_ceiling():
     panels = draw_histograms(RESULTS, block_size=4).axes
     heights = [[bar.get_height() for bar in panel.patches] for panel in panels]
     assert heights == [[10, 20, 30, 40], [10, 10, 10, 70], [50, 0, 0, 50]]
-    assert [panel.get_title().splitlines()[1] for panel in panels] == [
+    assert [panel.get_title().splitlines()[-1] for panel in panels] == [
         "τ 3.00, ceiling 40.0 %",
         "τ 4.50, ceiling 70.0 %",
         "τ 4.00, ceiling 50.0 %",

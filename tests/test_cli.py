@@ -172,13 +172,15 @@ def test_a_profile_is_written_and_used(capsys, pair, tmp_path, monkeypatch):
     assert "measure them with `reanchor-jax profile`" in err
     status, _, err = _run(capsys, *asked, "--method", "dflash", "--profile", costs)
     assert status == 2
-    assert "--profile belongs to the method scheduled; got dflash" in err
-    bench = ("bench", "--pair", pair, "--prompts", prompts, "--out", tmp_path / "bench", "--max-new-tokens", 5, "--methods")
-    assert _run(capsys, *bench, "scheduled", "--profile", costs)[0] == 0
+    assert "--profile belongs to the method scheduled; got the method dflash" in err
+    bench = ("bench", "--pair", pair, "--prompts", prompts, "--out", tmp_path / "bench", "--max-new-tokens", 5, "--methods", "")
+    assert _run(capsys, *bench, "--profile", costs)[0] == 0
+    assert list(json.loads((tmp_path / "bench" / "results.json").read_text())["methods"]) == ["autoregressive", "scheduled"]
+    assert "dflash" not in (tmp_path / "bench" / "tables.md").read_text()  # the column of differences too
     found = json.loads(costs.read_text())
     found["arms"][0][1]["tokens"][0] += 1
     costs.write_text(json.dumps(found))
-    status, _, err = _run(capsys, *bench, "scheduled", "--profile", costs)
+    status, _, err = _run(capsys, *bench, "--profile", costs)
     assert status == 2
     assert "other settings (arms)" in err  # timings of two schedules are not mixed
     found["key"]["cores"] = 999

@@ -462,6 +462,8 @@ def test_a_profile_needs_a_drafter_and_prompts_that_fit():
     models = situation("random")
     with pytest.raises(ValueError, match="needs a drafter"):
         measure_profile(models._replace(drafter=None), [[1], [2]], config=ProfileConfig())
+    with pytest.raises(ValueError, match="nodes must hold the drafter's blocks of 5 tokens; got"):
+        measure_profile(models, [[1], [2]], config=ProfileConfig(nodes=(3, 4)))
     with pytest.raises(ValueError, match="at least 2 prompts"):
         measure_profile(models, [[1]], config=ProfileConfig())
     with pytest.raises(ValueError, match="must fit"):

@@ -7,9 +7,12 @@ Source: ReAnchor's Figure 2 for the histograms; budgets as in DDTree's (arXiv 26
 
 import importlib.util
 import io
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from reanchor_jax.bench.compare import BASELINE
 from reanchor_jax.bench.tables import shares
@@ -30,31 +33,32 @@ def draw_histograms(results: Mapping[str, Any], *, block_size: int) -> "Figure":
     names = _drafting(results)
     figure = _figure(width=max(2.2 * len(names), 3.2), height=2.6)
     panels = figure.subplots(1, len(names), sharey=True, squeeze=False)[0]
-    for panel, name, colour in zip(panels, names, _colours(names), strict=True):
+    for panel, name in zip(panels, names, strict=True):
         percents = [100 * share for share in shares(results["methods"][name]["histogram"], block_size=block_size)]
-        panel.bar(range(block_size), percents, color=[colour] * (block_size - 1) + ["#222222"])
-        panel.set_title(f"{name}\nτ {results['methods'][name]['tau']:.2f}, ceiling {percents[-1]:.1f} %", fontsize=8)
-        panel.set_xlabel("accepted drafts", fontsize=8)
+        panel.bar(range(block_size), percents, color=[_colour(results, name)] * (block_size - 1) + ["#222222"])
+        title = name.replace(":", "\n")
+        panel.set_title(f"{title}\nτ {results['methods'][name]['tau']:.2f}, ceiling {percents[-1]:.1f} %", fontsize=8)
+        panel.set_xlabel("accepted drafts (dark: all)", fontsize=8)
         _clean(panel)
     panels[0].set_ylabel("% of target passes", fontsize=8)
     return figure
 
 
 def draw_budgets(results: Mapping[str, Any]) -> "Figure":
-    """Tau against verified nodes a round, with standard errors; points of one method with different options are joined."""
+    """Tau against verified nodes a round, with standard errors; points that differ in num_nodes alone are joined."""
     groups: dict[str, list[str]] = {}
     for name in _drafting(results):
-        groups.setdefault(name.partition(":")[0], []).append(name)
+        groups.setdefault(re.sub(":num_nodes=[0-9]+", "", name), []).append(name)
     figure = _figure(width=5.0, height=3.4)
     axes = figure.subplots()
-    for (group, names), colour in zip(groups.items(), _colours(groups), strict=True):
+    for group, names in groups.items():
         points = sorted((results["methods"][name]["mean_nodes"], name) for name in names)
         found = [results["methods"][name] for _, name in points]
         axes.errorbar(
             [nodes for nodes, _ in points],
             [figures["tau"] for figures in found],
             yerr=[figures["tau_standard_error"] for figures in found],
-            color=colour,
+            color=_colour(results, names[0]),
             marker="o",
             markersize=4,
             linewidth=1.2,
@@ -62,6 +66,8 @@ def draw_budgets(results: Mapping[str, Any]) -> "Figure":
             label=group,
         )
     axes.set_xscale("log", base=2)
+    ends = np.log2([results["methods"][name]["mean_nodes"] for names in groups.values() for name in names])
+    axes.set_xlim(2 ** (np.floor(ends.min()) - 0.1), 2 ** (np.ceil(ends.max()) + 0.1))  # a power of two, which gets a number, on each side
     axes.xaxis.set_major_formatter("{x:.0f}")
     axes.set_xlabel("nodes verified a round, anchor included", fontsize=8)
     axes.set_ylabel("τ (tokens a target pass)", fontsize=8)
@@ -76,22 +82,27 @@ def draw_costs(results: Mapping[str, Any]) -> "Figure":
     Of rounds of one row: with a batch, the time of the batch is shared out among its rows.
     """
     names = [name for name, figures in results["methods"].items() if figures["tokens_per_second"]]
-    figure = _figure(width=5.0, height=0.7 + 0.3 * len(names))
+    figure = _figure(width=5.0, height=0.9 + 0.3 * len(names))
     axes = figure.subplots()
-    for place, (name, colour) in enumerate(zip(names, _colours(names), strict=True)):
+    for place, name in enumerate(names):
         figures = results["methods"][name]
         seconds = figures["tokens"] / figures["tokens_per_second"] / figures["target_passes"]
-        axes.barh(place, 1e3 * seconds, color=colour)
+        axes.barh(place, 1e3 * seconds, color=_colour(results, name))
         axes.text(
-            1e3 * seconds, place, f"  {figures['tau_pooled']:.2f} tokens, {figures['tokens_per_second']:,.0f}/s", va="center", fontsize=7
+            1e3 * seconds,
+            place,
+            f"  {figures['tau_pooled']:.2f} tokens, {figures['tokens_per_second']:,.0f}/s",
+            va="center",
+            fontsize=7,
         )
     plain = results["methods"][BASELINE]["tokens_per_second"]
     if plain:
-        axes.axvline(1e3 / plain, color="#222222", linestyle="--", linewidth=0.8)
+        axes.axvline(1e3 / plain, color="#222222", linestyle="--", linewidth=0.8, label="plain decoding, a token")
+        figure.legend(fontsize=7, frameon=False, loc="outside upper right")
     axes.set_yticks(range(len(names)), names, fontsize=7)
     axes.invert_yaxis()
     axes.set_xlim(0, axes.get_xlim()[1] * 1.45)
-    axes.set_xlabel("milliseconds a round", fontsize=8)
+    axes.set_xlabel("milliseconds a round\n(beside the bar: tokens a round, tokens a second)", fontsize=8)
     _clean(axes)
     return figure
 
@@ -118,8 +129,9 @@ def _drafting(results: Mapping[str, Any]) -> list[str]:
     return [name for name in results["methods"] if name != BASELINE]
 
 
-def _colours(names) -> list[str]:
-    return [_COLOURS[index % len(_COLOURS)] for index, _ in enumerate(names)]
+def _colour(results: Mapping[str, Any], name: str) -> str:
+    """The colour of a method, the same in every chart of these results."""
+    return _COLOURS[list(results["methods"]).index(name) % len(_COLOURS)]
 
 
 def _figure(*, width: float, height: float) -> "Figure":

@@ -45,7 +45,7 @@ def run(name_or_directory: str) -> dict[str, Any]:
     sizes = _num_parameters(models.target), _num_parameters(models.drafter)
     block_size = models.drafter.config.block_size
     print(f"{directory.name}: target of {sizes[0]:,} parameters, drafter of {sizes[1]:,}, blocks of {block_size}")
-    print(f"{surroundings['device']}, {surroundings['cores']} cores, {surroundings['dtype']}, jax {surroundings['versions']['jax']}\n")
+    print(f"{surroundings['device']}, {tables.cores(surroundings)}, {surroundings['dtype']}, jax {surroundings['versions']['jax']}\n")
 
     request = Request(max_new_tokens=_NEW_TOKENS, stop_token_ids=models.target.config.eos_token_ids)
     prompts = [encode(tokenizer, text) for text in _PROMPTS]

@@ -52,9 +52,10 @@ _MEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0
 class ProfileConfig:
     """What a profile measures.
 
-    rows: numbers of rows decoded together. contexts: committed tokens, best in the middle of a cache chunk of 64, since time grows by
-        steps of one; those that the target cannot hold are left out.
-    nodes: trie sizes; the block size of the drafter, for its plain chain, is added.
+    rows: numbers of rows decoded together; between them costs are interpolated, and a single one stands for all.
+    contexts: committed tokens, best in the middle of a cache chunk of 64, since time grows by steps of one; those that the target cannot
+        hold are left out.
+    nodes: sizes of tries; those that do not hold the drafter's block are left out, and its plain chain is measured too.
     num_examples: prompts that are decoded, the first ones.
     """
 
@@ -124,7 +125,8 @@ class Profile:
 def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config: ProfileConfig, show_progress: bool = True) -> Profile:
     """Time every arm and decode the prompts with it; minutes, most of them compiling.
 
-    Raises ValueError without a drafter, for fewer than two prompts, and for prompts that the target cannot hold.
+    Raises ValueError without a drafter, if no nodes hold its blocks, for fewer than two prompts, and for prompts that the target
+    cannot hold.
     """
     if models.drafter is None:
         raise ValueError("a profile compares drafting with plain decoding, so it needs a drafter; give a pair.")
@@ -132,13 +134,16 @@ def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config:
     if len(prompts) < 2:
         raise ValueError(f"a profile needs at least 2 prompts, to see how they differ; got {len(prompts)}.")
     block_size = models.drafter.config.block_size
+    nodes = tuple(size for size in config.nodes if size >= block_size)
+    if not nodes:
+        raise ValueError(f"nodes must hold the drafter's blocks of {block_size} tokens; got {config.nodes}; give larger ones.")
     limit = models.target.config.max_positions
     longest = max(map(len, prompts)) + _NEW_TOKENS
     if longest > limit:
         raise ValueError(f"a prompt and {_NEW_TOKENS} new tokens must fit the {limit} positions of the target; got {longest}; shorten it.")
     contexts = tuple(context for context in config.contexts if context <= limit) or (limit,)
     cache_length = min(round_up(max(longest, *contexts), CACHE_CHUNK), limit)
-    kinds = _arms(block_size, config.nodes)
+    kinds = _arms(block_size, nodes)
     # every arm runs on the arrays of the largest, as it will beside it
     whole = DecodeConfig.scheduled(Schedule(arms=tuple(kinds), contexts=(0,), spread=1.0), cache_length=cache_length)
     seconds, tokens, taus = {}, {}, []
@@ -293,10 +298,9 @@ def _picked(schedule: Schedule, temperatures: Sequence[float]) -> np.ndarray:
 
 def _arms(block_size: int, nodes: Sequence[int]) -> list[Arm]:
     """Plain decoding, the chain, trees of one block, and trees of a quarter and of half a block of offsets where the chain leaves room."""
-    sizes = sorted({max(size, block_size) for size in nodes})
     offsets = sorted({max(block_size // 4, 1), max(block_size // 2, 1)})
-    kinds = [(0, 1, False), (1, block_size, True), *((1, size, False) for size in sizes)]
-    kinds += [(1 + count, size, False) for size in sizes if size >= 2 * block_size for count in offsets]
+    kinds = [(0, 1, False), (1, block_size, True), *((1, size, False) for size in nodes)]
+    kinds += [(1 + count, size, False) for size in nodes if size >= 2 * block_size for count in offsets]
     return [replace(_MEASURED, num_blocks=blocks, num_nodes=size, is_chain=is_chain) for blocks, size, is_chain in kinds]
 
 

@@ -24,13 +24,16 @@ def terminal_table(results: Mapping[str, Any]) -> str:
 
 def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     """A table of tau / speedup, a table of the rest, and what they were measured on."""
-    lines = [f"# {title}", "", "| method | τ / speedup | τ pooled | τ standard error | τ over dflash | nodes | shifted blocks | plain |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
+    has_chain = any(figures.get("gain_over_chain") for figures in results["methods"].values())
+    header = ["method", "τ / speedup", "τ pooled", "τ standard error", *(["τ over dflash"] if has_chain else [])]
+    header += ["nodes", "shifted blocks", "plain"]
+    lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for name, figures in results["methods"].items():
         speedup = _number(results["speedup"][name], "{:.2f}x")
-        pooled, error, gain = figures["tau_pooled"], figures["tau_standard_error"], _gain(figures)
-        drafted = f"{figures['mean_nodes']:.1f} | {figures['mean_offsets']:.1f} | {figures['plain_rate']:.0%}"
-        lines.append(f"| {name} | {figures['tau']:.2f} / {speedup} | {pooled:.2f} | {error:.2f} | {gain} | {drafted} |")
+        cells = [name, f"{figures['tau']:.2f} / {speedup}", f"{figures['tau_pooled']:.2f}", f"{figures['tau_standard_error']:.2f}"]
+        cells += [_gain(figures)] if has_chain else []
+        cells += [f"{figures['mean_nodes']:.1f}", f"{figures['mean_offsets']:.1f}", f"{figures['plain_rate']:.0%}"]
+        lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
     lines += ["", "| method | rounds by accepted drafts: 0, 1, 2, … |", "|---|---|"]
@@ -39,13 +42,13 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     lines += [
         "",
-        "τ over dflash: paired by prompt, with the standard error of the mean difference.",
+        *(["τ over dflash: paired by prompt, with the standard error of the mean difference."] if has_chain else []),
         "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts (pooled: over passes).",
         "Nodes verified and shifted blocks drafted a pass, on average; the anchor is a node, the baseline no shifted block.",
         "Plain: share of passes that verify nothing and decode one token.",
         "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded.",
         "Ceiling: share of passes that accept every draft of a block.",
-        f"Measured on {environment['device']}, {environment['cores']} cores, {environment['dtype']}, {versions}, {environment['date']}.",
+        f"Measured on {environment['device']}, {cores(environment)}, {environment['dtype']}, {versions}, {environment['date']}.",
     ]
     return "\n".join([*lines, *divergence_lines(results), ""])
 
@@ -64,6 +67,11 @@ def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *
         costs = [f"{1e3 * arm.seconds[index][end]:.3f}" for index in (0, 1) for end in ends]
         rows.append([name, str(arm.num_nodes), *costs, *(f"{value:.2f}" for value in arm.tokens), ", ".join(marks)])
     return "\n".join([f"{num_rows} row{'s' if num_rows > 1 else ''}", *_aligned(rows)])
+
+
+def cores(environment: Mapping[str, Any]) -> str:
+    """The number of cores in words."""
+    return f"{environment['cores']} core{'s' if environment['cores'] != 1 else ''}"
 
 
 def divergence_lines(results: Mapping[str, Any]) -> list[str]:
