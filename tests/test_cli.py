@@ -173,7 +173,7 @@ def test_a_profile_is_written_and_used(capsys, pair, tmp_path, monkeypatch):
     status, _, err = _run(capsys, *asked, "--method", "dflash", "--profile", costs)
     assert status == 2
     assert "--profile belongs to the method scheduled; got the method dflash" in err
-    bench = ("bench", "--pair", pair, "--prompts", prompts, "--out", tmp_path / "bench", "--max-new-tokens", 5, "--methods", "")
+    bench = ("bench", "--pair", pair, "--prompts", prompts, "--out", tmp_path / "bench", "--max-new-tokens", 12, "--methods", "")
     assert _run(capsys, *bench, "--profile", costs)[0] == 0
     assert list(json.loads((tmp_path / "bench" / "results.json").read_text())["methods"]) == ["autoregressive", "scheduled"]
     assert "dflash" not in (tmp_path / "bench" / "tables.md").read_text()  # the column of differences too

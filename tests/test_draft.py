@@ -132,7 +132,7 @@ def chosen(logits, row, block, site, draft_choice):
         ("qwen3", "argmax"),
         ("domino", "coupled"),
         pytest.param("dspark", "independent", marks=pytest.mark.slow),
-        ("dspark_dflare", "coupled"),
+        pytest.param("dspark_dflare", "coupled", marks=pytest.mark.slow),
         pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
     ],
 )

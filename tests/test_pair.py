@@ -38,12 +38,11 @@ def taus(models, prompts, config) -> np.ndarray:
 
 @needs_stories
 def test_tau_on_held_out_stories_keeps_its_floors(models):
+    """Of the chain, and of the tree that drafts both kinds of blocks; `test_embedded_pair` has a floor of the paper's paths."""
     prompts = np.asarray(held_out(STORIES)[:12], np.int32)
     chain = taus(models, prompts, reanchor_jax.DecodeConfig.dflash(cache_length=192))
-    paper = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor(num_nodes=96, cache_length=192, block_buckets=(), node_buckets=()))
     tree = taus(models, prompts, reanchor_jax.DecodeConfig.reanchor_tree(64, cache_length=192, block_buckets=(), node_buckets=()))
     assert chain.mean() > 3.6
-    assert (paper / chain).mean() > 1.05
     assert (tree / chain).mean() > 1.25
 
 

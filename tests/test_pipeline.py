@@ -220,7 +220,7 @@ def test_an_unjitted_prefill_makes_a_state_that_can_be_donated():
 
 @pytest.mark.parametrize(
     ("config", "num_rows"),
-    [(PLAIN, 1), (PLAIN, 4), (BUCKETED, 1), (BUCKETED, 4), (SCHEDULED, 3)],
+    [(PLAIN, 1), (PLAIN, 4), pytest.param(BUCKETED, 1, marks=pytest.mark.slow), (BUCKETED, 4), (SCHEDULED, 3)],
     ids=["plain 1", "plain 4", "speculative 1", "speculative 4", "scheduled 3"],
 )
 def test_no_round_copies_a_cache(config, num_rows):

@@ -194,7 +194,7 @@ IN_TURN = cheap_in_turn()
     ("name", "draft_choice"),
     [
         ("random", "argmax"),
-        ("flat", "coupled"),
+        pytest.param("flat", "coupled", marks=pytest.mark.slow),
         pytest.param("often_right", "coupled", marks=pytest.mark.slow),
         pytest.param("often_right", "argmax", marks=pytest.mark.slow),
         pytest.param("random", "independent", marks=pytest.mark.slow),
