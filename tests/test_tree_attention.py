@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from reanchor_jax.kernels.tree_attention import CachePart, DensePart, attend
+from reanchor_jax.kernels.parts import CachePart, DensePart
+from reanchor_jax.kernels.tree_attention import attend
 
 ROWS, COUNT, HEADS, GROUPS, SIZE, SLOTS = 7, 5, 6, 2, 3, 192
 LENGTHS = [0, 1, 63, 64, 65, 130, SLOTS]

@@ -42,6 +42,7 @@ class Match(NamedTuple):
     scores: Float[Array, "B M K"]
 
 
+@jax.named_scope("attach")
 def find_sites(baseline: Int[Array, "B K"], match: Match, *, rule: AttachRule, is_second_tried: bool = False) -> Int[Array, "B M"]:
     """Index of the baseline where each block attaches; -1 where it does not or the block is padding.
 
@@ -70,6 +71,7 @@ def find_sites(baseline: Int[Array, "B K"], match: Match, *, rule: AttachRule, i
     return site.at[:, 0].set(0)
 
 
+@jax.named_scope("attach")
 def make_paths(blocks: Int[Array, "B M K"], sites: Int[Array, "B M"], kept: Int[Array, "B M"], *, extent: Extent = "both") -> Paths:
     """Path of block d attached at t: the first t baseline tokens, then the block; t + K tokens of at most 2K - 1.
 

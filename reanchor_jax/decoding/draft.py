@@ -38,6 +38,7 @@ class Draft(NamedTuple):
     kept: Int[Array, "B M"]
 
 
+@jax.named_scope("draft")
 def draft_blocks(
     target: Target,
     drafter: Drafter,
@@ -81,6 +82,7 @@ def draft_blocks(
     return _cut(drafter, states, is_running, draft, config)
 
 
+@jax.named_scope("draft")
 def draft_candidates(
     target: Target,
     drafter: Drafter,

@@ -58,6 +58,7 @@ class _Entries(NamedTuple):
     is_spine: Bool[Array, " W"]
 
 
+@jax.named_scope("expand")
 def expand(
     candidates: Candidates,
     *,

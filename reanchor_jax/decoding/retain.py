@@ -43,6 +43,7 @@ def init_retained(num_rows: int, *, max_offsets: int, width: int, dtype: jnp.dty
     )
 
 
+@jax.named_scope("retain")
 def retain(
     trie: Trie,
     target_tokens: Int[Array, "B N"],

@@ -54,6 +54,7 @@ def run_round(models: Models, state: DecodeState, config: DecodeConfig) -> tuple
     return _scheduled_round(target, drafter, state, config.schedule, config)
 
 
+@jax.named_scope("noise")
 def noise_ahead(
     keys: Key[Array, " B"], positions: Int[Array, " B"], sampling: Sampling, *, num_places: int, vocab_size: int
 ) -> Float[Array, "B P V"]:
@@ -195,6 +196,7 @@ def _judge(target: Target, drafter: Drafter, state: DecodeState, config: DecodeC
     )
 
 
+@jax.named_scope("commit")
 def _commit(state: DecodeState, verdict: _Verdict) -> tuple[DecodeState, Emitted, StepInfo]:
     """Write what was accepted into the caches."""
     # P entries are written whatever was accepted: those past the new length are garbage that the next write covers

@@ -155,8 +155,8 @@ def filter_logits(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Ar
 
 def choose(logits: Float[Array, "B N V"], sampling: Sampling, noise: Float[Array, "B J V"], noise_indices: Int[Array, "B N"]) -> Choice:
     """Pick one token a place: argmax at temperature 0, else argmax of filtered logits plus the noise row named by noise_indices."""
-    logits = logits.astype(jnp.float32)
-    log_normalizer = jax.nn.logsumexp(logits, axis=-1)
+    # cast where it is read, not here: a branch below would be given a float32 copy of all logits
+    log_normalizer = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
     is_sampled = sampling.temperature > 0
     greedy = argmax(logits)
 
@@ -168,7 +168,7 @@ def choose(logits: Float[Array, "B N V"], sampling: Sampling, noise: Float[Array
         return tokens, jnp.where(is_sampled[:, None], chosen, 0.0)
 
     tokens, processed = jax.lax.cond(jnp.any(is_sampled), sample, lambda: (greedy, jnp.zeros(greedy.shape, jnp.float32)))
-    return Choice(tokens=tokens, log_probs=_at(logits, tokens) - log_normalizer, processed_log_probs=processed)
+    return Choice(tokens=tokens, log_probs=_at(logits, tokens).astype(jnp.float32) - log_normalizer, processed_log_probs=processed)
 
 
 def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:

@@ -37,6 +37,7 @@ class Trie(NamedTuple):
     num_dropped: Int[Array, " B"]
 
 
+@jax.named_scope("merge")
 def merge(paths: Paths, *, num_nodes: int) -> Trie:
     """Merge every row's paths. Nodes come path by path, shallow first, so what exceeds num_nodes is dropped without leaving an orphan."""
     return jax.vmap(lambda tokens, lengths: _merge_row(tokens, lengths, num_nodes))(*paths)

@@ -7,6 +7,7 @@ Source: tree attention (SpecInfer, Miao et al. 2024); a node of depth j stands a
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
@@ -28,6 +29,7 @@ class Verified(NamedTuple):
     keys_values: tuple[Float[Array, "B 2G N A"], ...]
 
 
+@jax.named_scope("verify")
 def verify(
     target: Target,
     drafter: Drafter,

@@ -7,6 +7,7 @@ Source: sample-wise verification (ReAnchor, Preliminaries). Children of one node
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
@@ -28,6 +29,7 @@ class Walk(NamedTuple):
     finish: Int[Array, " B"]
 
 
+@jax.named_scope("walk")
 def walk(
     trie: Trie,
     target_tokens: Int[Array, "B N"],

@@ -2,49 +2,23 @@
 
 In: queries [B T H A], one or more dense parts with masks, and a cache [B 2G S A] of which `lengths` slots are real.
 Out: [B T H A]. Slot s of the cache is position s, so windows compare positions; slots at or past the length are never used.
-Source: online softmax (Milakov & Gimelshein 2018); work follows the actual length, not the capacity S.
+Source: `mosaic` (a Pallas kernel for Hopper GPUs), `online` (plain XLA); here one of them is picked.
 """
 
+import functools
+import importlib
 import math
-from typing import NamedTuple
+from functools import partial
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from reanchor_jax.config import CACHE_CHUNK
+from reanchor_jax.kernels import online
+from reanchor_jax.kernels.parts import CachePart, DensePart
 
-_MASKED = -1e30  # finite, so that (masked - masked) is 0 and not NaN
-
-
-class DensePart(NamedTuple):
-    """Keys and values held beside the cache.
-
-    keys_values: keys in rows 0..G-1, values in rows G..2G-1.
-    mask: True where query t sees entry n; windows must be in it already.
-    """
-
-    keys_values: Float[Array, "B 2G N A"]
-    mask: Bool[Array, "#B T N"]
-
-
-class CachePart(NamedTuple):
-    """Committed keys and values of one layer; every query's position is at or past its row's length.
-
-    keys_values: keys in rows 0..G-1, values in rows G..2G-1; S is a multiple of 64.
-    lengths: number of committed positions of each row.
-    """
-
-    keys_values: Float[Array, "B 2G S A"]
-    lengths: Int[Array, " B"]
-
-
-class _Softmax(NamedTuple):
-    """Running softmax: the largest score so far, the sum of exp(score - largest), and that sum weighted by values (float32)."""
-
-    largest: Float[Array, "B G R T"]
-    total: Float[Array, "B G R T"]
-    mixed: Float[Array, "B G R T A"]
+Implementation = Literal["pallas", "xla"]
 
 
 def attend(
@@ -55,67 +29,58 @@ def attend(
     cache: CachePart | None = None,
     window: int | None = None,
     scale: float | None = None,
+    cap: float | None = None,
+    implementation: Implementation | None = None,
 ) -> Float[Array, "B T H A"]:
     """Softmax attention over all dense parts and the cache together, accumulated in float32.
 
     Every query must see at least one entry of a dense part (itself).
     window: a cache slot s is visible to position p iff s > p - window; None shows every committed slot.
-    scale: factor of the scores; None means A^-0.5.
+    scale: factor of the scores; None means A^-0.5. cap: scores are squashed into (-cap, cap) by tanh; None leaves them.
+    implementation: None takes the Pallas kernel where the program is compiled for a Hopper GPU and the kernel fits, else XLA. Raises
+        ValueError if "pallas" is asked for and cannot run, and for an unknown name.
     """
-    num_kv_heads = parts[0].keys_values.shape[1] // 2
-    rows, count, heads, size = queries.shape
-    scale = 1 / math.sqrt(size) if scale is None else scale
-    grouped = queries.reshape(rows, count, num_kv_heads, heads // num_kv_heads, size) * jnp.asarray(scale, queries.dtype)
-    shape = (rows, num_kv_heads, heads // num_kv_heads, count)
-    running = _Softmax(
-        largest=jnp.full(shape, _MASKED, jnp.float32),
-        total=jnp.zeros(shape, jnp.float32),
-        mixed=jnp.zeros((*shape, size), jnp.float32),
+    if implementation not in (None, "pallas", "xla"):
+        raise ValueError(f"implementation must be pallas, xla or None; got {implementation!r}.")
+    scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
+    options = {"window": window, "scale": scale, "cap": cap}
+    why_not = _why_not(queries, cache)
+    if implementation == "pallas":
+        if why_not is None and jax.default_backend() != "gpu":
+            why_not = f"it runs on a Hopper GPU, and the default backend is {jax.default_backend()}"
+        if why_not is not None:
+            raise ValueError(f"implementation='pallas' cannot run: {why_not}; leave implementation out, or take 'xla'.")
+        return _mosaic().attend(queries, positions, parts, cache, **options)
+    if implementation == "xla" or cache is None or why_not is not None:
+        return online.attend(queries, positions, parts, cache, **options)
+    # decided when the program is lowered, so that one for a GPU can be compiled where there is none
+    return jax.lax.platform_dependent(
+        queries, positions, parts, cache, cuda=partial(_mosaic().attend, **options), default=partial(online.attend, **options)
     )
-    for part in parts:
-        running = _absorb(running, grouped, part)
-    if cache is not None:
-        running = _absorb_cache(running, grouped, positions, cache, window=window)
-    mixed = running.mixed / running.total[..., None]
-    return mixed.transpose(0, 3, 1, 2, 4).reshape(queries.shape).astype(queries.dtype)
 
 
-def _absorb_cache(
-    running: _Softmax, grouped: Float[Array, "B T G R A"], positions: Int[Array, "B T"], cache: CachePart, *, window: int | None
-) -> _Softmax:
-    keys_values, lengths = cache
-    rows, double_heads, _, size = keys_values.shape
-    # bounds come from lengths alone: under vmap over blocks they stay unbatched, and so does the loop's condition
-    end = jnp.max(lengths)
-    start = jnp.int32(0) if window is None else jnp.maximum(jnp.min(lengths) - window + 1, 0) // CACHE_CHUNK
-
-    def absorb_chunk(carry):
-        index, running = carry
-        first = index * CACHE_CHUNK
-        chunk = jax.lax.dynamic_slice(keys_values, (0, 0, first, 0), (rows, double_heads, CACHE_CHUNK, size))
-        slots = first + jnp.arange(CACHE_CHUNK, dtype=jnp.int32)
-        is_real = slots[None, :] < lengths[:, None]
-        # a slot past the length may hold anything, and 0 * NaN is NaN
-        chunk = jnp.where(is_real[:, None, :, None], chunk, jnp.zeros((), chunk.dtype))
-        visible = is_real[:, None, :]
-        if window is not None:
-            visible = visible & (slots[None, None, :] > positions[:, :, None] - window)
-        return index + 1, _absorb(running, grouped, DensePart(keys_values=chunk, mask=visible))
-
-    return jax.lax.while_loop(lambda carry: carry[0] * CACHE_CHUNK < end, absorb_chunk, (start, running))[1]
+def _why_not(queries: Float[Array, "B T H A"], cache: CachePart | None) -> str | None:
+    """Why the Pallas kernel does not fit these arrays or this machine's GPU; None if it does."""
+    if cache is None:
+        return "it needs a cache"
+    if queries.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16; got {queries.dtype}"
+    mosaic = _mosaic()
+    if mosaic is None:
+        return "this installation of JAX lacks Pallas for NVIDIA GPUs"
+    if queries.shape[-1] not in mosaic.TILES:
+        return f"it takes head sizes {', '.join(map(str, mosaic.TILES))}; got {queries.shape[-1]}"
+    if jax.default_backend() == "gpu":
+        capabilities = {getattr(device, "compute_capability", None) for device in jax.devices()}
+        if capabilities != {"9.0"}:
+            return f"it is written for compute capability 9.0; the devices have {', '.join(sorted(map(str, capabilities)))}"
+    return None
 
 
-def _absorb(running: _Softmax, grouped: Float[Array, "B T G R A"], part: DensePart) -> _Softmax:
-    keys, values = jnp.split(part.keys_values, 2, axis=1)
-    scores = jnp.einsum("BTGRA,BGNA->BGRTN", grouped, keys, preferred_element_type=jnp.float32)
-    mask = part.mask[:, None, None]
-    scores = jnp.where(mask, scores, _MASKED)
-    largest = jnp.maximum(running.largest, jnp.max(scores, axis=-1))
-    weights = jnp.where(mask, jnp.exp(scores - largest[..., None]), 0.0)
-    decay = jnp.exp(running.largest - largest)
-    mixed = jnp.einsum("BGRTN,BGNA->BGRTA", weights.astype(values.dtype), values, preferred_element_type=jnp.float32)
-    return _Softmax(
-        largest=largest,
-        total=running.total * decay + jnp.sum(weights, axis=-1),
-        mixed=running.mixed * decay[..., None] + mixed,
-    )
+@functools.cache
+def _mosaic() -> Any:
+    """The kernel's room, imported when it is needed: it takes a quarter of a second, and not every platform has what it imports."""
+    try:
+        return importlib.import_module("reanchor_jax.kernels.mosaic")
+    except ImportError:
+        return None

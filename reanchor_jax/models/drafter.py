@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import STYLES, DrafterConfig
-from reanchor_jax.kernels.tree_attention import CachePart, DensePart
+from reanchor_jax.kernels.parts import CachePart, DensePart
 from reanchor_jax.models.heads import ConfidenceHead, GRUHead, MarkovHead
 from reanchor_jax.models.layers import DecoderLayer, RMSNorm, embed, linear, softcap
 from reanchor_jax.models.target import Target

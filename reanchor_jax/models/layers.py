@@ -14,7 +14,8 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.config import LayerConfig, RopeConfig, StyleConfig
-from reanchor_jax.kernels.tree_attention import CachePart, DensePart, attend
+from reanchor_jax.kernels.parts import CachePart, DensePart
+from reanchor_jax.kernels.tree_attention import attend
 
 
 class RMSNorm(nnx.Module):

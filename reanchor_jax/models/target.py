@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import STYLES, TargetConfig
-from reanchor_jax.kernels.tree_attention import CachePart
+from reanchor_jax.kernels.parts import CachePart
 from reanchor_jax.models.layers import DecoderLayer, RMSNorm, embed, linear, softcap
 
 

@@ -1,0 +1,381 @@
+"""Check the kernel and time a round's passes on a Hopper GPU, random weights: `python -m reanchor_jax.bench.gpu_check --out FILE`.
+
+In: nothing but a GPU; --tiny runs small shapes anywhere, to see that the script works.
+Out: one JSON file, a section at a time; sections that it holds are not measured again, so an interrupted run goes on.
+Source: shapes of the published Qwen3-4B and 8B and of their DFlash drafters; tau and speedup of ReAnchor's Table 2, temperature 0.
+"""
+
+import argparse
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array
+from tqdm import tqdm
+
+from reanchor_jax.cache import Committed
+from reanchor_jax.decoding.config import DecodeConfig
+from reanchor_jax.decoding.draft import draft_blocks
+from reanchor_jax.decoding.loop import prefill, step
+from reanchor_jax.decoding.state import DecodeState
+from reanchor_jax.decoding.verify import prompt_mask
+from reanchor_jax.decoding.walk import RUNNING
+from reanchor_jax.files import read_json
+from reanchor_jax.huggingface import read_drafter, read_target
+from reanchor_jax.kernels.parts import CachePart, DensePart
+from reanchor_jax.kernels.tree_attention import attend
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
+from reanchor_jax.text import write_text
+
+_BANDWIDTH = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}  # bytes a second, as published
+_REPEATS = 5
+# mean over the eight benchmarks of the paper: tau and speedup of the chain and of ReAnchor
+_PAPER = {"Qwen3-4B": {"dflash": (5.56, 3.85), "reanchor": (6.42, 4.39)}, "Qwen3-8B": {"dflash": (5.55, 3.85), "reanchor": (6.41, 4.34)}}
+
+
+class Sizes(NamedTuple):
+    """What is measured. layers, drafter_layers, width, mlp_width by model name; num_cases: of the kernel's numerics."""
+
+    models: dict[str, dict[str, int]]
+    vocab_size: int
+    heads: tuple[int, int, int]
+    contexts: tuple[int, ...]
+    nodes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    block_size: int
+    num_cases: int
+    num_layers: int
+
+
+FULL = Sizes(
+    models={
+        "Qwen3-8B": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36},
+        "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
+    },
+    vocab_size=151936,
+    heads=(32, 8, 128),
+    contexts=(1024, 4096, 16384),
+    nodes=(1, 16, 64, 256),
+    blocks=(1, 4, 16),
+    block_size=16,
+    num_cases=24,
+    num_layers=8,
+)
+TINY = Sizes(
+    models={"Qwen3-8B": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}},
+    vocab_size=640,
+    heads=(4, 2, 64),
+    contexts=(128,),
+    nodes=(1, 16),
+    blocks=(1, 4),
+    block_size=4,
+    num_cases=2,
+    num_layers=2,
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure the sections that the file lacks."""
+    parser = argparse.ArgumentParser(prog="python -m reanchor_jax.bench.gpu_check", description=__doc__)
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="JSON file; what it holds is not measured again")
+    parser.add_argument("--tiny", action="store_true", help="small shapes, on whatever device there is")
+    parser.add_argument("--seconds", metavar="S", type=float, default=420.0, help="begin no section after so many; default: %(default)s")
+    args = parser.parse_args(arguments)
+    sizes = TINY if args.tiny else FULL
+    if not args.tiny and jax.default_backend() != "gpu":
+        print("gpu_check: error: there is no GPU here; --tiny runs small shapes on the CPU.", file=sys.stderr)
+        return 2
+    sections: dict[str, Callable[[], Any]] = {
+        "numerics": functools.partial(_numerics, sizes),
+        "kernel": functools.partial(_kernel, sizes),
+        **{f"passes {name}": functools.partial(_passes, name, sizes) for name in sizes.models},
+    }
+    surroundings = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "tiny": args.tiny}
+    found = read_json(args.out) or {"environment": surroundings}
+    if found.get("environment") != surroundings:
+        print(f"gpu_check: error: {args.out} holds figures of {found.get('environment')}, here it is {surroundings}.", file=sys.stderr)
+        return 2
+    start = time.perf_counter()
+    with tqdm(sections.items(), unit="section", disable=not sys.stderr.isatty()) as progress:
+        for name, measure in progress:
+            progress.set_description(name)
+            if name in found or time.perf_counter() - start > args.seconds:
+                continue
+            found[name] = measure()
+            found["speedup"] = {model: _speedup(model, found[f"passes {model}"]) for model in sizes.models if f"passes {model}" in found}
+            write_text(args.out, json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+    missing = [name for name in sections if name not in found]
+    print(f"not measured yet: {', '.join(missing)}; give the same command again" if missing else "complete", file=sys.stderr)
+    return 0
+
+
+def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any, *, few: int = 4, many: int = 20) -> float:
+    """Seconds of one run(given, value) -> value, in a compiled loop: of a long run less a short one, the fastest of several."""
+
+    @functools.partial(jax.jit, donate_argnums=2)
+    def repeat(count, given, value):
+        return jax.lax.fori_loop(0, count, lambda _, value: run(given, value), value)
+
+    def best(count):
+        times = []
+        for _ in range(_REPEATS + 1):  # the first compiles
+            fresh = jax.block_until_ready(jax.tree.map(jnp.copy, value))
+            begin = time.perf_counter()
+            jax.block_until_ready(repeat(jnp.int32(count), given, fresh))
+            times.append(time.perf_counter() - begin)
+        return min(times[1:])
+
+    return max(best(many) - best(few), 0.0) / (many - few)
+
+
+def _numerics(sizes: Sizes) -> dict[str, Any]:
+    """Largest difference between the kernel in bfloat16 and the XLA twin in float32, over random tries, lengths and windows."""
+    heads, groups, size = sizes.heads
+    largest = 0.0
+    for seed in range(sizes.num_cases):
+        rng = np.random.default_rng(seed)
+        count = int(rng.choice([count for count in (1, 5, 16, 33, 64, 256) if count <= 4 * max(sizes.nodes)]))
+        context = sizes.contexts[0]
+        lengths = rng.integers(0, context + 1, 2).astype(np.int32)
+        given = _arrays(rng, rows=2, count=count, heads=heads, groups=groups, size=size, slots=context)
+        positions = jnp.asarray(lengths[:, None] + rng.integers(0, 31, (2, count)), jnp.int32)
+        window = [None, 70, context // 2][seed % 3]
+        queries, part, cache = given
+        is_real = jnp.arange(context)[None, None, :, None] < jnp.asarray(lengths)[:, None, None, None]
+        cache = CachePart(keys_values=jnp.where(is_real, cache, jnp.nan), lengths=jnp.asarray(lengths))
+        got = jax.jit(functools.partial(attend, window=window))(queries, positions, (part,), cache=cache)
+        wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, (queries, (part,), cache))
+        with jax.default_matmul_precision("highest"):
+            wanted = jax.jit(functools.partial(attend, window=window, implementation="xla"))(wide[0], positions, wide[1], cache=wide[2])
+        largest = max(largest, float(jnp.max(jnp.abs(got.astype(jnp.float32) - wanted))))
+    return {"cases": sizes.num_cases, "largest_difference": largest}
+
+
+def _kernel(sizes: Sizes) -> list[dict[str, Any]]:
+    """Microseconds of the kernel, of XLA, and of cuDNN with the same mask, beside the time that reading the cache takes at least.
+
+    As many caches as layers take turns, so that none of them stays in the chip's own memory.
+    """
+    heads, groups, size = sizes.heads
+    found = []
+    bandwidth = _BANDWIDTH.get(jax.devices()[0].device_kind)
+    for context in sizes.contexts:
+        for count in sizes.nodes:
+            rng = np.random.default_rng(count)
+            arrays = [
+                _arrays(rng, rows=1, count=count, heads=heads, groups=groups, size=size, slots=context) for _ in range(sizes.num_layers)
+            ]
+            length = context - count - 1
+            layers = [(part, cache) for _, part, cache in arrays]
+
+            def ours(layers, queries, *, implementation, length=length, count=count):
+                positions = jnp.full((1, count), length, jnp.int32)
+                for part, cache in layers:
+                    held = CachePart(keys_values=cache, lengths=jnp.full((1,), length, jnp.int32))
+                    queries = attend(queries, positions, (part,), cache=held, implementation=implementation)
+                return queries
+
+            def cudnn(layers, queries, *, length=length, count=count, context=context):
+                is_seen = jnp.broadcast_to(jnp.arange(context) < length, (1, 1, count, context))
+                for part, cache in layers:
+                    written = jax.lax.dynamic_update_slice(cache, part.keys_values, (0, 0, length, 0))
+                    mask = jax.lax.dynamic_update_slice(is_seen, part.mask[:, None], (0, 0, 0, length))
+                    keys, values = jnp.split(written.swapaxes(1, 2), 2, axis=2)
+                    queries = jax.nn.dot_product_attention(queries, keys, values, mask=mask, implementation="cudnn")
+                return queries
+
+            row = {"context": context, "nodes": count, "bound_us": None}
+            if bandwidth:
+                row["bound_us"] = 1e6 * 2 * groups * size * 2 * (length + count) / bandwidth
+            rivals: dict[str, Callable[..., Any]] = {
+                "ours": functools.partial(ours, implementation=None),
+                "xla": functools.partial(ours, implementation="xla"),
+            }
+            if jax.default_backend() == "gpu":
+                rivals["cudnn"] = cudnn
+            for name, run in rivals.items():
+                try:
+                    row[f"{name}_us"] = 1e6 * seconds_each(run, layers, arrays[0][0]) / sizes.num_layers
+                except Exception as error:  # a rival that this installation cannot run is told, and the rest measured
+                    row[f"{name}_us"] = f"{type(error).__name__}: {str(error)[:200]}"
+            found.append(row)
+    return found
+
+
+def _passes(name: str, sizes: Sizes) -> dict[str, Any]:
+    """Milliseconds of passes and whole rounds of a model with its DFlash drafter, random weights, the first context but one."""
+    models = _random_models(name, sizes)
+    drafter = models.drafter
+    assert drafter is not None
+    context = sizes.contexts[min(1, len(sizes.contexts) - 1)]
+    num_nodes = max(*sizes.nodes, sizes.block_size)
+    config = DecodeConfig.reanchor(num_nodes=num_nodes, cache_length=context, block_buckets=(), node_buckets=())
+    state = _state(models, config, context)
+    found: dict[str, Any] = {"context": int(state.lengths[0])}
+
+    def verify(given, tokens):
+        models, layers, lengths = given
+        count = tokens.shape[1]
+        output = models.target(
+            tokens,
+            lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :],
+            prompt_mask(count),
+            committed=Committed(layers=layers, lengths=lengths),
+            target_layer_ids=drafter.config.target_layer_ids,
+        )
+        return jnp.argmax(models.target.logits(output.states), axis=-1).astype(jnp.int32)
+
+    for count in sizes.nodes:
+        given = models, state.target_cache, state.lengths
+        found[f"verify {count}"] = 1e3 * seconds_each(verify, given, jnp.zeros((1, count), jnp.int32))
+    for blocks in sizes.blocks:
+        whole = {"cache_length": context, "block_buckets": (), "node_buckets": ()}
+        sized = DecodeConfig.dflash(**whole) if blocks == 1 else DecodeConfig.reanchor(max_offsets=blocks - 1, num_nodes=num_nodes, **whole)
+        held = _state(models, sized, context)
+        found[f"draft {blocks}"] = 1e3 * _draft_seconds(models, held, sized.resolve(sizes.block_size), blocks)
+        found[f"round {blocks}"] = 1e3 * _round_seconds(models, held, sized)
+    found["prefill"] = 1e3 * _prefill_seconds(models, config, context // 2)
+    tree = DecodeConfig.reanchor_tree(max(sizes.block_size, 64), cache_length=context, block_buckets=(), node_buckets=())
+    found["round tree"] = 1e3 * _round_seconds(models, _state(models, tree, context), tree)
+    return found
+
+
+def _draft_seconds(models: Models, state: DecodeState, config: DecodeConfig, num_blocks: int) -> float:
+    """Seconds of drafting so many blocks and finding where they attach, greedily."""
+    noise = jnp.zeros((1, 2 * num_blocks + 64, models.target.config.vocab_size), jnp.float32)
+
+    def run(given, anchors):
+        models, state, noise = given
+        drafted = draft_blocks(
+            models.target,
+            models.drafter,
+            anchors,
+            Committed(layers=state.drafter_cache, lengths=state.lengths),
+            state.retained._replace(counts=jnp.full_like(anchors, num_blocks - 1)),
+            state.keys,
+            state.sampling,
+            noise,
+            is_running=anchors >= 0,
+            num_blocks=num_blocks,
+            config=config,
+        )
+        return jnp.min(drafted.tokens, axis=(1, 2))
+
+    return seconds_each(run, (models, state, noise), state.anchors)
+
+
+def _prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> float:
+    """Seconds of reading a prompt of so many tokens, both caches filled."""
+    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
+    times = []
+    for _ in range(_REPEATS + 1):  # the first compiles
+        begin = time.perf_counter()
+        prompt = np.ones((1, num_tokens), np.int32), np.full(1, num_tokens, np.int32)
+        jax.block_until_ready(run(models, *prompt, jax.random.key(0), config=config, max_new_tokens=8))
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])
+
+
+def _round_seconds(models: Models, state: DecodeState, config: DecodeConfig) -> float:
+    """Seconds of a round at the lengths given, with as many states to draft from as there can be."""
+    held = {"lengths": state.lengths, "remaining": state.remaining}
+    full = jnp.full_like(state.lengths, state.retained.tokens.shape[1])
+
+    def run(given, new):
+        models, held, full = given
+        new, _ = step(models, new, config=config)
+        return new._replace(**held, finish=jnp.full_like(full, RUNNING), retained=new.retained._replace(counts=full))
+
+    return seconds_each(run, (models, held, full), state)
+
+
+def _speedup(name: str, passes: dict[str, float]) -> dict[str, Any]:
+    """What the measured rounds make of the paper's tau, beside the paper's own speedup; and what of a round is neither draft nor verify."""
+    one = passes["verify 1"]
+    most = max(int(key.split()[1]) for key in passes if key.startswith("draft "))
+    rounds = {"dflash": passes["round 1"], "reanchor": passes[f"round {most}"]}
+    found: dict[str, Any] = {
+        method: {"tau": tau, "paper": paper, "implied": tau * one / rounds[method] if rounds[method] else None}
+        for method, (tau, paper) in _PAPER[name].items()
+    }
+    largest = max(int(key.split()[1]) for key in passes if key.startswith("verify "))
+    found["rest_ms"] = passes[f"round {most}"] - passes[f"draft {most}"] - passes[f"verify {largest}"]
+    return found
+
+
+def _arrays(
+    rng: np.random.Generator, *, rows: int, count: int, heads: int, groups: int, size: int, slots: int
+) -> tuple[Array, DensePart, Array]:
+    """Queries, a part in which every node sees itself and some of those before it, and a cache."""
+
+    def normal(*shape):
+        return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
+
+    mask = np.tril(rng.random((rows, count, count)) < 0.3) | np.eye(count, dtype=bool)
+    part = DensePart(keys_values=normal(rows, 2 * groups, count, size), mask=jnp.asarray(mask))
+    return normal(rows, count, heads, size), part, normal(rows, 2 * groups, slots, size)
+
+
+def _random_models(name: str, sizes: Sizes) -> Models:
+    """Models of that shape with normal weights."""
+    heads, groups, size = sizes.heads
+    shape = {
+        "model_type": "qwen3",
+        "vocab_size": sizes.vocab_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": size,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": name == "Qwen3-4B",
+        **sizes.models[name],
+    }
+    num_layers = shape["num_hidden_layers"]
+    taps = np.unique(np.linspace(1, num_layers - 3, 5).astype(int)).tolist()
+    options = {"mask_token_id": 0, "target_layer_ids": taps}
+    target = {**shape, "architectures": ["Qwen3ForCausalLM"]}
+    drafter = {
+        **shape,
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": min(5, num_layers),
+        "num_target_layers": num_layers,
+        "tie_word_embeddings": False,
+        "block_size": sizes.block_size,
+        "dflash_config": options,
+    }
+    shapes = nnx.eval_shape(
+        lambda: Models(
+            target=Target(read_target(target), dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+            drafter=Drafter(read_drafter(drafter), dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
+        )
+    )
+    leaves, structure = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+
+    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+    def draw(key, shape, dtype):
+        return 0.02 * jax.random.normal(key, shape, dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.zeros(shape, dtype)
+
+    return jax.tree.unflatten(structure, [draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)])
+
+
+def _state(models: Models, config: DecodeConfig, context: int) -> DecodeState:
+    """The state behind a short prompt, its length set to almost the whole cache."""
+    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
+    state, _ = run(models, np.ones((1, 8), np.int32), np.full(1, 8, np.int32), jax.random.key(0), config=config, max_new_tokens=8)
+    return state._replace(lengths=jnp.full_like(state.lengths, context - 64), remaining=jnp.full_like(state.remaining, context))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,405 @@
+"""Tree attention for Hopper GPUs: the kernel behind `tree_attention.attend` (Pallas, Mosaic GPU).
+
+In: as `attend`, in bfloat16 or float16, with a cache.
+Out: [B T H A].
+Source: flash decoding: the keys are split among thread blocks, which are joined by log-sum-exp; heads that share keys are rows of one tile.
+"""
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxtyping import Array, Bool, Float, Int
+
+from reanchor_jax.kernels.parts import MASKED, CachePart, DensePart
+
+KEYS = 64  # of a block, and query rows of a warpgroup: the height of a wgmma
+_PRODUCER_REGISTERS = 40
+_ALL_REGISTERS = 512  # of one thread of every warpgroup together: a block that asks for more waits forever
+_MOST_REGISTERS = 232
+_NUM_CORES = 132  # streaming multiprocessors of an H100 or H200
+_MOST_SPLITS = 32
+_ACC = plgpu.ACC  # pyright: ignore[reportPrivateImportUsage] - documented, but not in the list of exports
+_IS_NEW = tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11)
+
+
+class Tiles(NamedTuple):
+    """How a head size is cut.
+
+    num_stages: blocks of keys and of values in flight. num_warpgroups: those that multiply, 64 query rows each.
+    num_columns: thread blocks that share the columns of the values, each with all scores of its own.
+    """
+
+    num_stages: int
+    num_warpgroups: int
+    num_columns: int
+
+
+TILES = {64: Tiles(4, 2, 1), 128: Tiles(4, 2, 1), 256: Tiles(2, 2, 1), 512: Tiles(1, 1, 4)}
+
+
+class Launch(NamedTuple):
+    """What a kernel is compiled for. num_splits: shares of the keys. scale, cap: of the scores. interpret: as in `plgpu.kernel`."""
+
+    tiles: Tiles
+    num_splits: int
+    window: int | None
+    scale: float
+    cap: float | None
+    interpret: Any
+
+
+def attend(
+    queries: Float[Array, "B T H A"],
+    positions: Int[Array, "B T"],
+    parts: tuple[DensePart, ...],
+    cache: CachePart,
+    *,
+    window: int | None,
+    scale: float,
+    cap: float | None,
+    interpret: Any = None,
+) -> Float[Array, "B T H A"]:
+    """Softmax attention over all dense parts and the cache together; under `vmap` over one cache, blocks become query rows of one call.
+
+    interpret: parameters of Pallas' GPU interpreter, which runs the kernel on a CPU.
+    """
+
+    @jax.custom_batching.custom_vmap
+    def run(queries, positions, parts, cache):
+        return _attend(queries, positions, parts, cache, window=window, scale=scale, cap=cap, interpret=interpret)
+
+    @run.def_vmap
+    def fold(num_blocks, is_mapped, *given):
+        def mapped(x, is_one):
+            return x if is_one else jnp.broadcast_to(x[None], (num_blocks, *x.shape))
+
+        if any(jax.tree.leaves(is_mapped[-1])):  # each has a cache of its own: more rows of the batch
+            all_mapped = jax.tree.map(mapped, given, tuple(is_mapped))
+            num_rows = given[0].shape[1] if is_mapped[0] else given[0].shape[0]
+            widened = [
+                DensePart(keys_values=part.keys_values, mask=jnp.broadcast_to(part.mask, (num_blocks, num_rows, *part.mask.shape[2:])))
+                for part in all_mapped[2]
+            ]
+            merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), (*all_mapped[:2], tuple(widened), all_mapped[3]))
+            out = run(*merged)
+            return out.reshape(num_blocks, num_rows, *out.shape[1:]), True
+        queries, positions, parts, cache = given
+        queries, positions = mapped(queries, is_mapped[0]), mapped(positions, is_mapped[1])
+        folded = tuple(
+            _fold_part(part._replace(mask=mapped(part.mask, one.mask)), num_blocks, is_own=one.keys_values)
+            for part, one in zip(parts, is_mapped[2], strict=True)
+        )
+        out = run(_join(queries, 2), _join(positions, 2), folded, cache)
+        split = out.reshape(out.shape[0], num_blocks, -1, *out.shape[2:])
+        return jnp.moveaxis(split, 1, 0), True
+
+    return run(queries, positions, parts, cache)
+
+
+def _join(x: Array, axis: int) -> Array:
+    """Move the mapped axis 0 in front of an axis of the mapped array and merge the two."""
+    moved = jnp.moveaxis(x, 0, axis - 1)
+    return moved.reshape(*moved.shape[: axis - 1], -1, *moved.shape[axis + 1 :])
+
+
+def _fold_part(part: DensePart, num_blocks: int, *, is_own: bool) -> DensePart:
+    """The entries of all blocks beside each other; a block sees its own where each has its own. The mask has an axis of blocks in front."""
+    if not is_own:
+        return DensePart(keys_values=part.keys_values, mask=_join(part.mask, 2))
+    is_same = jnp.eye(num_blocks, dtype=bool)[:, None, None, :, None]
+    mask = part.mask[:, :, :, None, :] & is_same
+    mask = mask.reshape(*mask.shape[:3], -1)
+    return DensePart(keys_values=_join(part.keys_values, 3), mask=_join(mask, 2))
+
+
+def _attend(
+    queries: Float[Array, "B T H A"],
+    positions: Int[Array, "B T"],
+    parts: tuple[DensePart, ...],
+    cache: CachePart,
+    *,
+    window: int | None,
+    scale: float,
+    cap: float | None,
+    interpret: Any,
+) -> Float[Array, "B T H A"]:
+    num_batch, count, heads, size = queries.shape
+    num_groups = cache.keys_values.shape[1] // 2
+    num_shared = heads // num_groups
+    tiles = TILES[size]
+    if count * num_shared <= KEYS:
+        tiles = tiles._replace(num_warpgroups=1)
+    rows_in_tile = tiles.num_warpgroups * KEYS
+    missing = -(count * num_shared) % rows_in_tile
+
+    def rows(x):
+        """[B T ...] repeated for the heads that share keys, and padded to whole tiles."""
+        return jnp.pad(jnp.repeat(x, num_shared, axis=1), [(0, 0), (0, missing), *[(0, 0)] * (x.ndim - 2)], mode="edge")
+
+    folded = queries.reshape(num_batch, count, num_groups, num_shared, size).transpose(0, 2, 1, 3, 4)
+    folded = folded.reshape(num_batch, num_groups, -1, size)
+    folded = jnp.pad(folded, ((0, 0), (0, 0), (0, missing), (0, 0)))
+    dense = _dense_entries(positions, parts, cache, window=window)
+    bounds = _bounds(positions, cache.lengths, window=window)
+    num_tiles = folded.shape[2] // rows_in_tile * tiles.num_columns
+    launch = Launch(
+        tiles=tiles,
+        num_splits=max(1, min(_MOST_SPLITS, _NUM_CORES // (num_batch * num_groups * num_tiles))),
+        window=window,
+        scale=scale,
+        cap=cap,
+        interpret=interpret,
+    )
+    mixed, sums = _launch(
+        folded, cache.keys_values, dense.keys_values, rows(_words(dense.mask)).swapaxes(1, 2), rows(positions), bounds, launch=launch
+    )
+    mixed = _joined(mixed, sums).astype(queries.dtype)[:, :, : count * num_shared]
+    mixed = mixed.reshape(num_batch, num_groups, count, num_shared, size).transpose(0, 2, 1, 3, 4)
+    return mixed.reshape(queries.shape)
+
+
+def _joined(mixed: Float[Array, "B G P Q A"], sums: Float[Array, "B G P Q"]) -> Float[Array, "B G Q A"]:
+    """The shares weighted by their sums, in float32. Written out share by share: as reductions, XLA makes three kernels of it."""
+    shares = [(mixed[:, :, share].astype(jnp.float32), sums[:, :, share]) for share in range(sums.shape[2])]
+    largest = functools.reduce(jnp.maximum, [exponent for _, exponent in shares])
+    weights = [jnp.exp2(exponent - largest) for _, exponent in shares]
+    total = functools.reduce(jnp.add, weights)
+    return functools.reduce(jnp.add, [part * (weight / total)[..., None] for (part, _), weight in zip(shares, weights, strict=True)])
+
+
+def _dense_entries(positions: Int[Array, "B T"], parts: tuple[DensePart, ...], cache: CachePart, *, window: int | None) -> DensePart:
+    """All dense parts beside each other, behind the cache's last block if that is not full, padded to whole blocks.
+
+    So the kernel reads whole blocks of the cache only, and whatever stands past a length never meets a value.
+    """
+    keys_values, lengths = cache
+    num_batch, double_groups, _, size = keys_values.shape
+    starts = jnp.minimum(lengths // KEYS * KEYS, keys_values.shape[2] - KEYS)
+    tail = jax.vmap(lambda entries, start: jax.lax.dynamic_slice(entries, (0, start, 0), (double_groups, KEYS, size)))(keys_values, starts)
+    slots = starts[:, None] + jnp.arange(KEYS, dtype=jnp.int32)[None, :]
+    is_real = (slots < lengths[:, None]) & (slots >= (lengths // KEYS * KEYS)[:, None])
+    tail = jnp.where(is_real[:, None, :, None], tail, jnp.zeros((), tail.dtype))
+    seen = jnp.broadcast_to(is_real[:, None, :], (*positions.shape, KEYS))
+    if window is not None:
+        seen = seen & (slots[:, None, :] > positions[:, :, None] - window)
+    missing = -sum(part.mask.shape[2] for part in parts) % KEYS
+    padding = jnp.zeros((num_batch, double_groups, missing, size), tail.dtype)
+    masks = [jnp.broadcast_to(part.mask, (*positions.shape, part.mask.shape[2])) for part in parts]
+    return DensePart(
+        keys_values=jnp.concatenate([tail, *(part.keys_values for part in parts), padding], axis=2),
+        mask=jnp.concatenate([seen, *masks, jnp.zeros((*positions.shape, missing), bool)], axis=2),
+    )
+
+
+def _words(mask: Bool[Array, "B T N"]) -> Int[Array, "B T W"]:
+    """Masks as bits of 32-bit words, the first entry lowest."""
+    bits = mask.reshape(*mask.shape[:2], -1, 32).astype(jnp.uint32) << jnp.arange(32, dtype=jnp.uint32)[None, None, None, :]
+    return jax.lax.bitcast_convert_type(jnp.sum(bits, axis=-1, dtype=jnp.uint32), jnp.int32)
+
+
+def _bounds(positions: Int[Array, "B T"], lengths: Int[Array, " B"], *, window: int | None) -> Int[Array, "B 3"]:
+    """Of the cache's full blocks: the first that any query sees; how many behind it some query does not see whole; and how many."""
+    full = lengths // KEYS
+    if window is None:
+        zero = jnp.zeros_like(full)
+        return jnp.stack([zero, zero, full], axis=1)
+    first = jnp.minimum(jnp.maximum(jnp.min(positions, axis=1) - window + 1, 0) // KEYS, full)
+    past = jnp.minimum((jnp.maximum(jnp.max(positions, axis=1) - window + 1, 0) + KEYS - 1) // KEYS, full)
+    return jnp.stack([first, past - first, full - first], axis=1)
+
+
+@functools.partial(jax.jit, static_argnames="launch")  # so that all layers share one compilation
+def _launch(
+    queries: Float[Array, "B G Q A"],
+    cache: Float[Array, "B 2G S A"],
+    dense: Float[Array, "B 2G N A"],
+    words: Int[Array, "B W Q"],
+    positions: Int[Array, "B Q"],
+    bounds: Int[Array, "B 3"],
+    *,
+    launch: Launch,
+) -> tuple[Float[Array, "B G P Q A"], Float[Array, "B G P Q"]]:
+    """Attention of every share of the keys, normalised, and the base-2 logarithm of its sum of weights; about -1e30 if it saw nothing."""
+    num_batch, num_groups, num_rows, size = queries.shape
+    num_stages, num_warpgroups, num_columns = launch.tiles
+    num_splits, dtype = launch.num_splits, queries.dtype
+    columns = size // num_columns
+    depth = size if size <= 256 else KEYS  # of one product; the descriptors of a deeper one do not fit the registers
+    rows_in_tile = num_warpgroups * KEYS
+    num_dense = dense.shape[2] // KEYS
+    registers = min(_MOST_REGISTERS, (_ALL_REGISTERS - _PRODUCER_REGISTERS) // num_warpgroups // 8 * 8)
+    is_staged = launch.interpret is not None  # the interpreter multiplies what lies in shared memory only
+
+    def kernel(q_ref, cache_ref, dense_ref, words_ref, positions_ref, bounds_ref, out_ref, sum_ref, *scratch):
+        q_sm, k_sm, v_sm, weights_sm, sum_sm, q_here, k_here, v_here, k_free, v_free = scratch
+        row, group, tile, split, column, warps = map(jax.lax.axis_index, ("row", "group", "tile", "split", "column", "warps"))
+        mine = pl.ds(column * columns, columns)
+        first, num_edge, num_cached = (bounds_ref[row, index] for index in range(3))
+        total = num_cached + num_dense
+        share = jax.lax.div(total + num_splits - 1, num_splits)
+        start = jnp.minimum(split * share, total)
+        stop = jnp.minimum(start + share, total)
+
+        @pl.when(warps < num_warpgroups)
+        def _multiply():
+            plgpu.set_max_registers(registers, action="increase")
+            here = pl.ds(tile * rows_in_tile + warps * KEYS, KEYS)
+            by_row = plgpu.Layout.WGMMA.reduce(1)
+            plgpu.barrier_wait(q_here.at[warps])
+
+            def spread(x):
+                return jax.lax.broadcast_in_dim(x, (KEYS, KEYS), [0])
+
+            def visible(kind, index):
+                key = plgpu.broadcasted_iota(jnp.int32, (KEYS, KEYS), 1, layout=plgpu.Layout.WGMMA)
+                if kind == "edge":
+                    assert launch.window is not None
+                    oldest = _load(positions_ref.at[row, here], by_row) - (launch.window - 1)
+                    return key + (first + index) * KEYS >= spread(oldest)
+                low, high = (_load(words_ref.at[row, 2 * (index - num_cached) + half, here], by_row) for half in range(2))
+                word = jnp.where(key < 32, spread(low), spread(high))
+                return jax.lax.bitwise_and(jax.lax.shift_right_logical(word, jax.lax.bitwise_and(key, 31)), 1) == 1
+
+            def step(index, carry, kind):
+                mixed, largest, total = carry
+                slot = jax.lax.rem(index - start, num_stages)
+                plgpu.barrier_wait(k_here.at[slot])
+
+                def score(accumulator):
+                    for first_column in range(0, size, depth):
+                        part = pl.ds(first_column, depth)
+                        plgpu.wgmma(accumulator, q_sm.at[warps, :, part], k_sm.at[slot, :, part].T)
+                    return accumulator[...]
+
+                scores = pl.run_scoped(score, _ACC((KEYS, KEYS), jnp.float32))
+                plgpu.barrier_arrive(k_free.at[slot])
+                # in base 2, whose exponential is an instruction
+                if launch.cap is None:
+                    scores = scores * (launch.scale * math.log2(math.e))
+                else:
+                    scores = jnp.tanh(scores * (launch.scale / launch.cap)) * (launch.cap * math.log2(math.e))
+                is_visible = None if kind == "full" else visible(kind, index)
+                if is_visible is not None:
+                    scores = jnp.where(is_visible, scores, MASKED)
+                new_largest = jnp.maximum(largest, scores.max(axis=1))
+                decay = jnp.exp2(largest - new_largest)
+                weights = jnp.exp2(scores - spread(new_largest))
+                if is_visible is not None:
+                    weights = jnp.where(is_visible, weights, 0.0)
+                total = total * decay + weights.sum(axis=1)
+                mixed = mixed * jax.lax.broadcast_in_dim(decay, mixed.shape, [0])
+                narrow = weights.astype(dtype)
+                plgpu.barrier_wait(v_here.at[slot])
+                if is_staged:
+                    weights_sm.at[warps][...] = narrow
+                    plgpu.commit_smem()
+
+                    def mix_apart(accumulator):
+                        plgpu.wgmma(accumulator, weights_sm.at[warps], v_sm.at[slot])
+                        return accumulator[...]
+
+                    mixed = mixed + pl.run_scoped(mix_apart, _ACC((KEYS, columns), jnp.float32))
+                else:
+
+                    def mix(accumulator):
+                        plgpu.wgmma(accumulator, narrow, v_sm.at[slot])
+
+                    mixed = pl.run_state(mix)(_ACC.init(mixed))
+                plgpu.barrier_arrive(v_free.at[slot])
+                return mixed, new_largest, total
+
+            carry = (
+                plgpu.layout_cast(jnp.zeros((KEYS, columns), jnp.float32), plgpu.Layout.WGMMA),
+                plgpu.layout_cast(jnp.full((KEYS,), MASKED, jnp.float32), by_row),
+                plgpu.layout_cast(jnp.zeros((KEYS,), jnp.float32), by_row),
+            )
+            kinds = [] if launch.window is None else [("edge", 0, num_edge)]
+            for kind, low, high in [*kinds, ("full", num_edge, num_cached), ("dense", num_cached, total)]:
+                blocks = jnp.clip(low, start, stop), jnp.clip(high, start, stop)
+                carry = jax.lax.fori_loop(*blocks, functools.partial(step, kind=kind), carry)
+            mixed, largest, weight = carry
+            weight = jnp.maximum(weight, 1e-30)
+            mixed = mixed / jax.lax.broadcast_in_dim(weight, mixed.shape, [0])
+            # in the place of this warpgroup's queries or, where it is narrower, of values that no other warpgroup reads
+            done = q_sm.at[warps] if num_columns == 1 else v_sm.at[0]
+            done[...] = mixed.astype(dtype)
+            sum_sm.at[warps][...] = largest + jnp.log2(weight)
+            plgpu.commit_smem()
+            plgpu.copy_smem_to_gmem(done, out_ref.at[row, group, split, here, mine])
+
+            @pl.when(column == 0)
+            def _():
+                plgpu.copy_smem_to_gmem(sum_sm.at[warps], sum_ref.at[row, group, split, here])
+
+            plgpu.wait_smem_to_gmem(0)
+
+        @pl.when(warps == num_warpgroups)
+        def _fetch():
+            plgpu.set_max_registers(_PRODUCER_REGISTERS, action="decrease")
+            for index in range(num_warpgroups):
+                rows = pl.ds(tile * rows_in_tile + index * KEYS, KEYS)
+                plgpu.copy_gmem_to_smem(q_ref.at[row, group, rows], q_sm.at[index], q_here.at[index])
+
+            def fetch(index, _):
+                slot = jax.lax.rem(index - start, num_stages)
+                keys, values = (group, slice(None), k_sm, k_here, k_free), (num_groups + group, mine, v_sm, v_here, v_free)
+                for entry, part, buffer, is_here, is_free in (keys, values):
+
+                    @pl.when(index - start >= num_stages)
+                    def _(is_free=is_free):
+                        plgpu.barrier_wait(is_free.at[slot])
+
+                    @pl.when(index < num_cached)
+                    def _(entry=entry, part=part, buffer=buffer, is_here=is_here):
+                        block = cache_ref.at[row, entry, pl.ds((first + index) * KEYS, KEYS), part]
+                        plgpu.copy_gmem_to_smem(block, buffer.at[slot], is_here.at[slot])
+
+                    @pl.when(index >= num_cached)
+                    def _(entry=entry, part=part, buffer=buffer, is_here=is_here):
+                        block = dense_ref.at[row, entry, pl.ds((index - num_cached) * KEYS, KEYS), part]
+                        plgpu.copy_gmem_to_smem(block, buffer.at[slot], is_here.at[slot])
+
+            def drain(index, _):  # every phase of a barrier has to be waited for
+                slot = jax.lax.rem(index - start, num_stages)
+                plgpu.barrier_wait(k_free.at[slot])
+                plgpu.barrier_wait(v_free.at[slot])
+
+            jax.lax.fori_loop(start, stop, fetch, None)
+            jax.lax.fori_loop(jnp.maximum(stop - num_stages, start), stop, drain, None)
+
+    run = plgpu.kernel(
+        kernel,
+        out_type=[
+            jax.ShapeDtypeStruct((num_batch, num_groups, num_splits, num_rows, size), dtype),
+            jax.ShapeDtypeStruct((num_batch, num_groups, num_splits, num_rows), jnp.float32),
+        ],
+        scratch_types=[
+            plgpu.SMEM((num_warpgroups, KEYS, size), dtype),
+            plgpu.SMEM((num_stages, KEYS, size), dtype),
+            plgpu.SMEM((num_stages, KEYS, columns), dtype),
+            plgpu.SMEM((num_warpgroups, KEYS, KEYS), dtype) if is_staged else None,
+            plgpu.SMEM((num_warpgroups, KEYS), jnp.float32),
+            plgpu.Barrier(num_barriers=num_warpgroups),
+            plgpu.Barrier(num_barriers=num_stages),
+            plgpu.Barrier(num_barriers=num_stages),
+            plgpu.Barrier(num_barriers=num_stages, num_arrivals=num_warpgroups),
+            plgpu.Barrier(num_barriers=num_stages, num_arrivals=num_warpgroups),
+        ],
+        grid=(num_batch, num_groups, num_rows // rows_in_tile, num_splits, num_columns),
+        grid_names=("row", "group", "tile", "split", "column"),
+        num_threads=num_warpgroups + 1,
+        thread_name="warps",
+        compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        **({} if launch.interpret is None else {"interpret": launch.interpret}),
+    )
+    return run(queries, cache, dense, words, positions, bounds)
+
+
+def _load(ref, layout):
+    """Read a row of numbers from global memory into registers."""
+    return plgpu.load(ref, *(() if _IS_NEW else ((),)), layout=layout, optimized=False)
