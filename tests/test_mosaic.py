@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 
 import jax
 import jax.numpy as jnp
@@ -220,5 +221,7 @@ def test_a_round_in_bfloat16_takes_the_kernel_on_a_gpu_and_the_twin_here():
     state, _ = jax.eval_shape(functools.partial(prefill, config=config, max_new_tokens=9), models, *given)
     traced = jax.jit(functools.partial(step, config=config)).trace(models, state)
     # the target's layer, and the drafter's with all blocks in one call
-    assert traced.lower(lowering_platforms=("cuda",)).as_text().count("custom_call @mosaic_gpu") == 2
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "custom_call @mosaic_gpu" in text
+    assert len(re.findall("call @_launch", text)) == 2
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()
