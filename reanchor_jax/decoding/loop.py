@@ -226,12 +226,14 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         output = target(
             tokens, positions, prompt_mask(chunk), committed=Committed(layers=target_cache, lengths=starts), target_layer_ids=taps
         )
-        target_cache = write(target_cache, output.keys_values, starts)
+        # that the writes wait for the states tells XLA that every read came before them: no copy of a cache
+        keys_values, states = jax.lax.optimization_barrier((output.keys_values, output.states))
+        target_cache = write(target_cache, keys_values, starts)
         if drafter is not None:
             features = drafter.features(output.taps)
             drafter_cache = write(drafter_cache, drafter.context_keys_values(features, positions), starts)
         is_last = positions == prompt_lengths[:, None] - 1
-        found = jnp.take_along_axis(output.states, jnp.argmax(is_last, axis=1)[:, None, None], axis=1)[:, 0]
+        found = jnp.take_along_axis(states, jnp.argmax(is_last, axis=1)[:, None, None], axis=1)[:, 0]
         return target_cache, drafter_cache, jnp.where(jnp.any(is_last, axis=1)[:, None], found, last_states)
 
     num_chunks = (jnp.max(prompt_lengths) + chunk - 1) // chunk
