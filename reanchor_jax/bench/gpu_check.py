@@ -17,27 +17,17 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jaxtyping import Array
 from tqdm import tqdm
 
-from reanchor_jax.cache import Committed
+from reanchor_jax.bench.passes import draft_seconds, held_state, prefill_seconds, random_models, round_seconds, seconds_each, verify_seconds
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.decoding.draft import draft_blocks
-from reanchor_jax.decoding.loop import prefill, step
-from reanchor_jax.decoding.state import DecodeState
-from reanchor_jax.decoding.verify import prompt_mask
-from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.files import read_json
-from reanchor_jax.huggingface import read_drafter, read_target
 from reanchor_jax.kernels.parts import CachePart, DensePart
 from reanchor_jax.kernels.tree_attention import attend
-from reanchor_jax.models.drafter import Drafter, Models
-from reanchor_jax.models.target import Target
 from reanchor_jax.text import write_text
 
 _BANDWIDTH = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}  # bytes a second, as published
-_REPEATS = 5
 # mean over the eight benchmarks of the paper: tau and speedup of the chain and of ReAnchor
 _PAPER = {"Qwen3-4B": {"dflash": (5.56, 3.85), "reanchor": (6.42, 4.39)}, "Qwen3-8B": {"dflash": (5.55, 3.85), "reanchor": (6.41, 4.34)}}
 
@@ -119,25 +109,6 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any, *, few: int = 4, many: int = 20) -> float:
-    """Seconds of one run(given, value) -> value, in a compiled loop: of a long run less a short one, the fastest of several."""
-
-    @functools.partial(jax.jit, donate_argnums=2)
-    def repeat(count, given, value):
-        return jax.lax.fori_loop(0, count, lambda _, value: run(given, value), value)
-
-    def best(count):
-        times = []
-        for _ in range(_REPEATS + 1):  # the first compiles
-            fresh = jax.block_until_ready(jax.tree.map(jnp.copy, value))
-            begin = time.perf_counter()
-            jax.block_until_ready(repeat(jnp.int32(count), given, fresh))
-            times.append(time.perf_counter() - begin)
-        return min(times[1:])
-
-    return max(best(many) - best(few), 0.0) / (many - few)
-
-
 def _numerics(sizes: Sizes) -> dict[str, Any]:
     """Largest difference between the kernel in bfloat16 and the XLA twin in float32, over random tries, lengths and windows."""
     heads, groups, size = sizes.heads
@@ -214,89 +185,38 @@ def _kernel(sizes: Sizes) -> list[dict[str, Any]]:
 
 def _passes(name: str, sizes: Sizes) -> dict[str, Any]:
     """Milliseconds of passes and whole rounds of a model with its DFlash drafter, random weights, the first context but one."""
-    models = _random_models(name, sizes)
-    drafter = models.drafter
-    assert drafter is not None
-    context = sizes.contexts[min(1, len(sizes.contexts) - 1)]
+    heads, groups, size = sizes.heads
+    shape = {
+        "vocab_size": sizes.vocab_size,
+        "num_attention_heads": heads,
+        "num_key_value_heads": groups,
+        "head_dim": size,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1e6,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": name == "Qwen3-4B",
+        **sizes.models[name],
+    }
+    layers = min(5, shape["num_hidden_layers"])
+    models = random_models(shape, block_size=sizes.block_size, num_drafter_layers=layers, dtype=jnp.bfloat16)
+    room = sizes.contexts[min(1, len(sizes.contexts) - 1)]
+    context = room - 64
     num_nodes = max(*sizes.nodes, sizes.block_size)
-    config = DecodeConfig.reanchor(num_nodes=num_nodes, cache_length=context, block_buckets=(), node_buckets=())
-    state = _state(models, config, context)
-    found: dict[str, Any] = {"context": int(state.lengths[0])}
-
-    def verify(given, tokens):
-        models, layers, lengths = given
-        count = tokens.shape[1]
-        output = models.target(
-            tokens,
-            lengths[:, None] + jnp.arange(count, dtype=jnp.int32)[None, :],
-            prompt_mask(count),
-            committed=Committed(layers=layers, lengths=lengths),
-            target_layer_ids=drafter.config.target_layer_ids,
-        )
-        return jnp.argmax(models.target.logits(output.states), axis=-1).astype(jnp.int32)
-
+    whole = {"cache_length": room, "block_buckets": (), "node_buckets": ()}
+    config = DecodeConfig.reanchor(num_nodes=num_nodes, **whole)
+    state = held_state(models, config, context)
+    found: dict[str, Any] = {"context": context}
     for count in sizes.nodes:
-        given = models, state.target_cache, state.lengths
-        found[f"verify {count}"] = 1e3 * seconds_each(verify, given, jnp.zeros((1, count), jnp.int32))
+        found[f"verify {count}"] = 1e3 * verify_seconds(models, state, count)
     for blocks in sizes.blocks:
-        whole = {"cache_length": context, "block_buckets": (), "node_buckets": ()}
         sized = DecodeConfig.dflash(**whole) if blocks == 1 else DecodeConfig.reanchor(max_offsets=blocks - 1, num_nodes=num_nodes, **whole)
-        held = _state(models, sized, context)
-        found[f"draft {blocks}"] = 1e3 * _draft_seconds(models, held, sized.resolve(sizes.block_size), blocks)
-        found[f"round {blocks}"] = 1e3 * _round_seconds(models, held, sized)
-    found["prefill"] = 1e3 * _prefill_seconds(models, config, context // 2)
-    tree = DecodeConfig.reanchor_tree(max(sizes.block_size, 64), cache_length=context, block_buckets=(), node_buckets=())
-    found["round tree"] = 1e3 * _round_seconds(models, _state(models, tree, context), tree)
+        held = held_state(models, sized, context)
+        found[f"draft {blocks}"] = 1e3 * draft_seconds(models, held, sized.resolve(sizes.block_size), blocks)
+        found[f"round {blocks}"] = 1e3 * round_seconds(models, held, sized)
+    found["prefill"] = 1e3 * prefill_seconds(models, config, context // 2)
+    tree = DecodeConfig.reanchor_tree(max(sizes.block_size, 64), **whole)
+    found["round tree"] = 1e3 * round_seconds(models, held_state(models, tree, context), tree)
     return found
-
-
-def _draft_seconds(models: Models, state: DecodeState, config: DecodeConfig, num_blocks: int) -> float:
-    """Seconds of drafting so many blocks and finding where they attach, greedily."""
-    noise = jnp.zeros((1, 2 * num_blocks + 64, models.target.config.vocab_size), jnp.float32)
-
-    def run(given, anchors):
-        models, state, noise = given
-        drafted = draft_blocks(
-            models.target,
-            models.drafter,
-            anchors,
-            Committed(layers=state.drafter_cache, lengths=state.lengths),
-            state.retained._replace(counts=jnp.full_like(anchors, num_blocks - 1)),
-            state.keys,
-            state.sampling,
-            noise,
-            is_running=anchors >= 0,
-            num_blocks=num_blocks,
-            config=config,
-        )
-        return jnp.min(drafted.tokens, axis=(1, 2))
-
-    return seconds_each(run, (models, state, noise), state.anchors)
-
-
-def _prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> float:
-    """Seconds of reading a prompt of so many tokens, both caches filled."""
-    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
-    times = []
-    for _ in range(_REPEATS + 1):  # the first compiles
-        begin = time.perf_counter()
-        prompt = np.ones((1, num_tokens), np.int32), np.full(1, num_tokens, np.int32)
-        jax.block_until_ready(run(models, *prompt, jax.random.key(0), config=config, max_new_tokens=8))
-        times.append(time.perf_counter() - begin)
-    return min(times[1:])
-
-
-def _round_seconds(models: Models, state: DecodeState, config: DecodeConfig) -> float:
-    """Seconds of a round at the lengths given, with as many states to draft from as there can be."""
-    held = {"lengths": state.lengths, "remaining": state.remaining}
-    full = jnp.full_like(state.lengths, state.retained.tokens.shape[1])
-
-    def run(given, new):
-        models, held, full = given
-        new, _ = step(models, new, config=config)
-        return new._replace(**held, finish=jnp.full_like(full, RUNNING), retained=new.retained._replace(counts=full))
-
-    return seconds_each(run, (models, held, full), state)
 
 
 def _speedup(name: str, passes: dict[str, float]) -> dict[str, Any]:
@@ -324,57 +244,6 @@ def _arrays(
     mask = np.tril(rng.random((rows, count, count)) < 0.3) | np.eye(count, dtype=bool)
     part = DensePart(keys_values=normal(rows, 2 * groups, count, size), mask=jnp.asarray(mask))
     return normal(rows, count, heads, size), part, normal(rows, 2 * groups, slots, size)
-
-
-def _random_models(name: str, sizes: Sizes) -> Models:
-    """Models of that shape with normal weights."""
-    heads, groups, size = sizes.heads
-    shape = {
-        "model_type": "qwen3",
-        "vocab_size": sizes.vocab_size,
-        "num_attention_heads": heads,
-        "num_key_value_heads": groups,
-        "head_dim": size,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1e6,
-        "max_position_embeddings": 40960,
-        "tie_word_embeddings": name == "Qwen3-4B",
-        **sizes.models[name],
-    }
-    num_layers = shape["num_hidden_layers"]
-    taps = np.unique(np.linspace(1, num_layers - 3, 5).astype(int)).tolist()
-    options = {"mask_token_id": 0, "target_layer_ids": taps}
-    target = {**shape, "architectures": ["Qwen3ForCausalLM"]}
-    drafter = {
-        **shape,
-        "architectures": ["DFlashDraftModel"],
-        "num_hidden_layers": min(5, num_layers),
-        "num_target_layers": num_layers,
-        "tie_word_embeddings": False,
-        "block_size": sizes.block_size,
-        "dflash_config": options,
-    }
-    shapes = nnx.eval_shape(
-        lambda: Models(
-            target=Target(read_target(target), dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
-            drafter=Drafter(read_drafter(drafter), dtype=jnp.bfloat16, rngs=nnx.Rngs(0)),
-        )
-    )
-    leaves, structure = jax.tree.flatten(shapes)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
-
-    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
-    def draw(key, shape, dtype):
-        return 0.02 * jax.random.normal(key, shape, dtype) if jnp.issubdtype(dtype, jnp.floating) else jnp.zeros(shape, dtype)
-
-    return jax.tree.unflatten(structure, [draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)])
-
-
-def _state(models: Models, config: DecodeConfig, context: int) -> DecodeState:
-    """The state behind a short prompt, its length set to almost the whole cache."""
-    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
-    state, _ = run(models, np.ones((1, 8), np.int32), np.full(1, 8, np.int32), jax.random.key(0), config=config, max_new_tokens=8)
-    return state._replace(lengths=jnp.full_like(state.lengths, context - 64), remaining=jnp.full_like(state.remaining, context))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,161 @@
+"""Time passes and whole rounds of models with random weights, inside compiled loops.
+
+In: shapes as config.json dicts, a DecodeConfig, a number of committed tokens.
+Out: seconds.
+Source: ours. The work of a round does not depend on what the weights say; every figure is a long run less a short one.
+"""
+
+import functools
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.typing import DTypeLike
+
+from reanchor_jax.cache import Committed
+from reanchor_jax.decoding.config import DecodeConfig
+from reanchor_jax.decoding.draft import draft_blocks
+from reanchor_jax.decoding.loop import prefill, step
+from reanchor_jax.decoding.state import DecodeState, num_places
+from reanchor_jax.decoding.verify import prompt_mask
+from reanchor_jax.decoding.walk import RUNNING
+from reanchor_jax.huggingface import read_drafter, read_target
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
+
+REPEATS = 5  # runs, of which the fastest counts
+_FEW, _MANY = 4, 16  # rounds of a short and a long run
+
+
+def random_models(shape: Mapping[str, Any], *, block_size: int, num_drafter_layers: int, dtype: DTypeLike) -> Models:
+    """A target of a Qwen3 config.json's shape with a DFlash drafter, normal weights of standard deviation 0.02."""
+    num_layers = shape["num_hidden_layers"]
+    target = {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], **shape}
+    drafter = {
+        **target,
+        "architectures": ["DFlashDraftModel"],
+        "num_hidden_layers": num_drafter_layers,
+        "num_target_layers": num_layers,
+        "tie_word_embeddings": False,
+        "block_size": block_size,
+        "dflash_config": {
+            "mask_token_id": 0,
+            "target_layer_ids": np.unique(np.linspace(min(1, num_layers - 2), max(num_layers - 3, 0), 5).astype(int)).tolist(),
+        },
+    }
+    shapes = nnx.eval_shape(
+        lambda: Models(
+            target=Target(read_target(target), dtype=dtype, rngs=nnx.Rngs(0)),
+            drafter=Drafter(read_drafter(drafter), dtype=dtype, rngs=nnx.Rngs(0)),
+        )
+    )
+    leaves, structure = jax.tree.flatten(shapes)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
+
+    @functools.partial(jax.jit, static_argnames=("shape", "dtype"))
+    def draw(key, shape, dtype):
+        return jax.random.normal(key, shape, dtype) * jnp.asarray(0.02, dtype)
+
+    return jax.tree.unflatten(structure, [draw(key, leaf.shape, leaf.dtype) for key, leaf in zip(keys, leaves, strict=True)])
+
+
+def held_state(models: Models, config: DecodeConfig, context: int, *, num_rows: int = 1) -> DecodeState:
+    """The state behind a short prompt, its length set to so many committed tokens."""
+    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
+    prompt = np.ones((num_rows, 8), np.int32), np.full(num_rows, 8, np.int32)
+    state, _ = run(models, *prompt, jax.random.key(0), config=config, max_new_tokens=8)
+    return state._replace(lengths=jnp.full_like(state.lengths, context), remaining=jnp.full_like(state.remaining, config.cache_length))
+
+
+def round_seconds(models: Models, state: DecodeState, config: DecodeConfig) -> float:
+    """Seconds of a round at the lengths given, with as many states to draft from as there can be."""
+    held = {"lengths": state.lengths, "remaining": state.remaining}
+    full = jnp.full_like(state.lengths, state.retained.tokens.shape[1])
+
+    def run(given, new):
+        models, held, full = given
+        new, _ = step(models, new, config=config)
+        return new._replace(**held, finish=jnp.full_like(full, RUNNING), retained=new.retained._replace(counts=full))
+
+    return seconds_each(run, (models, held, full), state)
+
+
+def verify_seconds(models: Models, state: DecodeState, num_nodes: int) -> float:
+    """Seconds of a target pass over so many tokens, the choice of the likeliest included."""
+    assert models.drafter is not None
+    taps = models.drafter.config.target_layer_ids
+
+    def run(given, tokens):
+        models, layers, lengths = given
+        output = models.target(
+            tokens,
+            lengths[:, None] + jnp.arange(num_nodes, dtype=jnp.int32)[None, :],
+            prompt_mask(num_nodes),
+            committed=Committed(layers=layers, lengths=lengths),
+            target_layer_ids=taps,
+        )
+        return jnp.argmax(models.target.logits(output.states), axis=-1).astype(jnp.int32)
+
+    tokens = jnp.zeros((state.lengths.shape[0], num_nodes), jnp.int32)
+    return seconds_each(run, (models, state.target_cache, state.lengths), tokens)
+
+
+def draft_seconds(models: Models, state: DecodeState, config: DecodeConfig, num_blocks: int) -> float:
+    """Seconds of drafting so many blocks and finding where they attach, greedily; config is resolved."""
+    drafter, num_rows = models.drafter, state.lengths.shape[0]
+    assert drafter is not None
+    noise = jnp.zeros((num_rows, num_places(drafter, config), models.target.config.vocab_size), jnp.float32)
+
+    def run(given, anchors):
+        models, state, noise = given
+        drafted = draft_blocks(
+            models.target,
+            models.drafter,
+            anchors,
+            Committed(layers=state.drafter_cache, lengths=state.lengths),
+            state.retained._replace(counts=jnp.full_like(anchors, num_blocks - 1)),
+            state.keys,
+            state.sampling,
+            noise,
+            is_running=anchors >= 0,
+            num_blocks=num_blocks,
+            config=config,
+        )
+        return jnp.min(drafted.tokens, axis=(1, 2))
+
+    return seconds_each(run, (models, state, noise), state.anchors)
+
+
+def prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> float:
+    """Seconds of reading a prompt of so many tokens, both caches filled."""
+    run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
+    prompt = np.ones((1, num_tokens), np.int32), np.full(1, num_tokens, np.int32)
+    return _fastest(lambda: run(models, *prompt, jax.random.key(0), config=config, max_new_tokens=8))
+
+
+def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any) -> float:
+    """Seconds of one run(given, value) -> value."""
+
+    @functools.partial(jax.jit, donate_argnums=2)
+    def repeat(count, given, value):
+        return jax.lax.fori_loop(0, count, lambda _, value: run(given, value), value)
+
+    def of(count):
+        copies = [jax.block_until_ready(jax.tree.map(jnp.copy, value)) for _ in range(REPEATS + 1)]
+        return _fastest(lambda: repeat(jnp.int32(count), given, copies.pop()))
+
+    return max(of(_MANY) - of(_FEW), 0.0) / (_MANY - _FEW)
+
+
+def _fastest(run: Callable[[], Any]) -> float:
+    """Seconds of the fastest of several runs behind a first one, which compiles."""
+    times = []
+    for _ in range(REPEATS + 1):
+        begin = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - begin)
+    return min(times[1:])

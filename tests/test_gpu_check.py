@@ -1,0 +1,45 @@
+"""The script that is prepared for a GPU, in small on the CPU."""
+
+import json
+
+import pytest
+
+from reanchor_jax.bench import gpu_check, growth
+
+
+@pytest.mark.slow
+def test_small_shapes_are_measured_once(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "figures.json"
+    assert gpu_check.main(["--out", str(out), "--tiny"]) == 0
+    found = json.loads(out.read_text())
+    assert found["numerics"]["largest_difference"] < 0.05
+    assert [(row["context"], row["nodes"]) for row in found["kernel"]] == [(128, 1), (128, 16)]
+    assert set(found["speedup"]["Qwen3-8B"]) == {"dflash", "reanchor", "rest_ms"}
+    for name in ("_numerics", "_kernel", "_passes"):
+        monkeypatch.setattr(gpu_check, name, lambda *_: pytest.fail("a section was measured again"))
+    capsys.readouterr()
+    assert gpu_check.main(["--out", str(out), "--tiny"]) == 0
+    assert json.loads(capsys.readouterr().out) == found
+
+
+def test_figures_of_another_device_are_not_mixed_with_these(tmp_path, capsys):
+    out = tmp_path / "figures.json"
+    out.write_text(json.dumps({"environment": {"device": "another"}}))
+    assert gpu_check.main(["--out", str(out), "--tiny"]) == 2
+    assert "holds figures of {'device': 'another'}" in capsys.readouterr().err
+
+
+def test_full_shapes_need_a_gpu(tmp_path, capsys):
+    assert gpu_check.main(["--out", str(tmp_path / "figures.json")]) == 2
+    assert "there is no GPU here" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_growth_prints_a_ratio_to_the_first_line_of_each_part(tmp_path, capsys):
+    assert growth.main(["--short", "--json", str(tmp_path / "growth.json")]) == 0
+    rows = json.loads((tmp_path / "growth.json").read_text())["rows"]
+    assert len({row["part"] for row in rows}) == 6
+    assert next(row["ratio"] for row in rows if row["part"] == "batch") == 1
+    assert all(row["milliseconds"] > 0 for row in rows if row["line"] != "rest")
+    assert capsys.readouterr().out.count(" ms ") == len(rows)
