@@ -12,7 +12,7 @@ def test_small_shapes_are_measured_once(tmp_path, monkeypatch, capsys):
     out = tmp_path / "figures.json"
     assert gpu_check.main(["--out", str(out), "--tiny"]) == 0
     found = json.loads(out.read_text())
-    assert found["numerics"]["largest_difference"] < 0.05
+    assert max(found["numerics"]["largest_difference"].values()) < 0.05
     assert [(row["context"], row["nodes"]) for row in found["kernel"]] == [(128, 1), (128, 16)]
     assert set(found["speedup"]["Qwen3-8B"]) == {"dflash", "reanchor", "rest_ms"}
     for name in ("_numerics", "_kernel", "_passes"):

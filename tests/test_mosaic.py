@@ -202,7 +202,7 @@ def test_what_cannot_run_is_refused():
     ):
         with pytest.raises(ValueError, match=rule):
             attend(queries, positions, parts, **given)
-    with pytest.raises(ValueError, match="it takes bfloat16 or float16; got float32"):
+    with pytest.raises(ValueError, match="it takes bfloat16 or float16, the same everywhere; got bfloat16, float32"):
         attend(queries.astype(jnp.float32), positions, parts, cache=cache, implementation="pallas")
     with pytest.raises(ValueError, match="it takes head sizes 64, 128, 256, 512; got 32"):
         attend(queries[..., :32], positions, parts, cache=cache, implementation="pallas")

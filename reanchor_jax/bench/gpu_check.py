@@ -111,24 +111,29 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _numerics(sizes: Sizes) -> dict[str, Any]:
     """Largest difference between the kernel in bfloat16 and the XLA twin in float32, over random tries, lengths and windows."""
-    heads, groups, size = sizes.heads
-    largest = 0.0
+    # heads, key heads and head size of the targets that there are
+    shapes = [sizes.heads, (16, 8, 256), (16, 1, 512), (9, 3, 64)]
+    largest: dict[str, float] = {}
     for seed in range(sizes.num_cases):
+        heads, groups, size = shapes[seed % len(shapes)]
         rng = np.random.default_rng(seed)
         count = int(rng.choice([count for count in (1, 5, 16, 33, 64, 256) if count <= 4 * max(sizes.nodes)]))
         context = sizes.contexts[0]
         lengths = rng.integers(0, context + 1, 2).astype(np.int32)
         given = _arrays(rng, rows=2, count=count, heads=heads, groups=groups, size=size, slots=context)
         positions = jnp.asarray(lengths[:, None] + rng.integers(0, 31, (2, count)), jnp.int32)
-        window = [None, 70, context // 2][seed % 3]
+        window, cap = [None, 70, context // 2][seed % 3], [None, None, 30.0, None, None][seed % 5]
         queries, part, cache = given
         is_real = jnp.arange(context)[None, None, :, None] < jnp.asarray(lengths)[:, None, None, None]
         cache = CachePart(keys_values=jnp.where(is_real, cache, jnp.nan), lengths=jnp.asarray(lengths))
-        got = jax.jit(functools.partial(attend, window=window))(queries, positions, (part,), cache=cache)
+        got = jax.jit(functools.partial(attend, window=window, cap=cap))(queries, positions, (part,), cache=cache)
         wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, (queries, (part,), cache))
         with jax.default_matmul_precision("highest"):
-            wanted = jax.jit(functools.partial(attend, window=window, implementation="xla"))(wide[0], positions, wide[1], cache=wide[2])
-        largest = max(largest, float(jnp.max(jnp.abs(got.astype(jnp.float32) - wanted))))
+            wanted = jax.jit(functools.partial(attend, window=window, cap=cap, implementation="xla"))(
+                wide[0], positions, wide[1], cache=wide[2]
+            )
+        name = f"{heads}/{groups} heads of {size}"
+        largest[name] = max(largest.get(name, 0.0), float(jnp.max(jnp.abs(got.astype(jnp.float32) - wanted))))
     return {"cases": sizes.num_cases, "largest_difference": largest}
 
 

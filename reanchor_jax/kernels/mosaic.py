@@ -17,9 +17,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.kernels.parts import MASKED, CachePart, DensePart
 
-KEYS = 64  # of a block, and query rows of a warpgroup: the height of a wgmma
+KEYS = 64  # of a block: two words of mask bits; and query rows of a warpgroup: the height of a wgmma
 _PRODUCER_REGISTERS = 40
-_ALL_REGISTERS = 512  # of one thread of every warpgroup together: a block that asks for more waits forever
+_ALL_REGISTERS = 65536  # of a thread block
 _MOST_REGISTERS = 232
 _NUM_CORES = 132  # streaming multiprocessors of an H100 or H200
 _MOST_SPLITS = 32
@@ -231,19 +231,25 @@ def _launch(
     columns = size // num_columns
     depth = size if size <= 256 else KEYS  # of one product; the descriptors of a deeper one do not fit the registers
     rows_in_tile = num_warpgroups * KEYS
+    num_tiles = num_rows // rows_in_tile
     num_dense = dense.shape[2] // KEYS
-    registers = min(_MOST_REGISTERS, (_ALL_REGISTERS - _PRODUCER_REGISTERS) // num_warpgroups // 8 * 8)
+    assert num_columns == 1 or num_warpgroups == 1  # a narrower output is put where another warpgroup would still read values
+    # a block is launched with equal shares; warpgroups that together ask for more than those would wait for ever
+    launched = _ALL_REGISTERS // (128 * (num_warpgroups + 1)) // 8 * 8 * (num_warpgroups + 1)
+    registers = min(_MOST_REGISTERS, (launched - _PRODUCER_REGISTERS) // num_warpgroups // 8 * 8)
     is_staged = launch.interpret is not None  # the interpreter multiplies what lies in shared memory only
 
     def kernel(q_ref, cache_ref, dense_ref, words_ref, positions_ref, bounds_ref, out_ref, sum_ref, *scratch):
         q_sm, k_sm, v_sm, weights_sm, sum_sm, q_here, k_here, v_here, k_free, v_free = scratch
-        row, group, tile, split, column, warps = map(jax.lax.axis_index, ("row", "group", "tile", "split", "column", "warps"))
+        split, column, place, warps = map(jax.lax.axis_index, ("split", "column", "place", "warps"))
+        row, place = jax.lax.div(place, num_groups * num_tiles), jax.lax.rem(place, num_groups * num_tiles)
+        group, tile = jax.lax.div(place, num_tiles), jax.lax.rem(place, num_tiles)
         mine = pl.ds(column * columns, columns)
         first, num_edge, num_cached = (bounds_ref[row, index] for index in range(3))
-        total = num_cached + num_dense
-        share = jax.lax.div(total + num_splits - 1, num_splits)
-        start = jnp.minimum(split * share, total)
-        stop = jnp.minimum(start + share, total)
+        num_blocks = num_cached + num_dense
+        share = jax.lax.div(num_blocks + num_splits - 1, num_splits)
+        start = jnp.minimum(split * share, num_blocks)
+        stop = jnp.minimum(start + share, num_blocks)
 
         @pl.when(warps < num_warpgroups)
         def _multiply():
@@ -282,7 +288,9 @@ def _launch(
                 if launch.cap is None:
                     scores = scores * (launch.scale * math.log2(math.e))
                 else:
-                    scores = jnp.tanh(scores * (launch.scale / launch.cap)) * (launch.cap * math.log2(math.e))
+                    # tanh by an exponential: the instruction for it has only 11 bits
+                    grown = jnp.exp2(scores * (2 * math.log2(math.e) * launch.scale / launch.cap))
+                    scores = (1 - 2 / (1 + grown)) * (launch.cap * math.log2(math.e))
                 is_visible = None if kind == "full" else visible(kind, index)
                 if is_visible is not None:
                     scores = jnp.where(is_visible, scores, MASKED)
@@ -319,7 +327,7 @@ def _launch(
                 plgpu.layout_cast(jnp.zeros((KEYS,), jnp.float32), by_row),
             )
             kinds = [] if launch.window is None else [("edge", 0, num_edge)]
-            for kind, low, high in [*kinds, ("full", num_edge, num_cached), ("dense", num_cached, total)]:
+            for kind, low, high in [*kinds, ("full", num_edge, num_cached), ("dense", num_cached, num_blocks)]:
                 blocks = jnp.clip(low, start, stop), jnp.clip(high, start, stop)
                 carry = jax.lax.fori_loop(*blocks, functools.partial(step, kind=kind), carry)
             mixed, largest, weight = carry
@@ -390,8 +398,8 @@ def _launch(
             plgpu.Barrier(num_barriers=num_stages, num_arrivals=num_warpgroups),
             plgpu.Barrier(num_barriers=num_stages, num_arrivals=num_warpgroups),
         ],
-        grid=(num_batch, num_groups, num_rows // rows_in_tile, num_splits, num_columns),
-        grid_names=("row", "group", "tile", "split", "column"),
+        grid=(num_splits, num_columns, num_batch * num_groups * num_tiles),  # the last may be large, the others at most 65535
+        grid_names=("split", "column", "place"),
         num_threads=num_warpgroups + 1,
         thread_name="warps",
         compiler_params=plgpu.CompilerParams(approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Warpgroup),

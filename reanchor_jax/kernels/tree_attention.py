@@ -38,13 +38,13 @@ def attend(
     window: a cache slot s is visible to position p iff s > p - window; None shows every committed slot.
     scale: factor of the scores; None means A^-0.5. cap: scores are squashed into (-cap, cap) by tanh; None leaves them.
     implementation: None takes the Pallas kernel where the program is compiled for a Hopper GPU and the kernel fits, else XLA. Raises
-        ValueError if "pallas" is asked for and cannot run, and for an unknown name.
+        ValueError if "pallas" is asked for and cannot run, and for an unknown name. With a cache the kernel has no derivative; take "xla".
     """
     if implementation not in (None, "pallas", "xla"):
         raise ValueError(f"implementation must be pallas, xla or None; got {implementation!r}.")
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
     options = {"window": window, "scale": scale, "cap": cap}
-    why_not = _why_not(queries, cache)
+    why_not = _why_not(queries, parts, cache)
     if implementation == "pallas":
         if why_not is None and jax.default_backend() != "gpu":
             why_not = f"it runs on a Hopper GPU, and the default backend is {jax.default_backend()}"
@@ -59,12 +59,13 @@ def attend(
     )
 
 
-def _why_not(queries: Float[Array, "B T H A"], cache: CachePart | None) -> str | None:
+def _why_not(queries: Float[Array, "B T H A"], parts: tuple[DensePart, ...], cache: CachePart | None) -> str | None:
     """Why the Pallas kernel does not fit these arrays or this machine's GPU; None if it does."""
     if cache is None:
         return "it needs a cache"
-    if queries.dtype not in (jnp.bfloat16, jnp.float16):
-        return f"it takes bfloat16 or float16; got {queries.dtype}"
+    dtypes = {queries.dtype, cache.keys_values.dtype, *(part.keys_values.dtype for part in parts)}
+    if len(dtypes) > 1 or queries.dtype not in (jnp.bfloat16, jnp.float16):
+        return f"it takes bfloat16 or float16, the same everywhere; got {', '.join(sorted(map(str, dtypes)))}"
     mosaic = _mosaic()
     if mosaic is None:
         return "this installation of JAX lacks Pallas for NVIDIA GPUs"
@@ -82,5 +83,5 @@ def _mosaic() -> Any:
     """The kernel's room, imported when it is needed: it takes a quarter of a second, and not every platform has what it imports."""
     try:
         return importlib.import_module("reanchor_jax.kernels.mosaic")
-    except ImportError:
+    except (ImportError, AttributeError):
         return None
