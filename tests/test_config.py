@@ -41,6 +41,11 @@ def test_a_config_resolves_to_a_block_of_16(config, offsets, nodes, blocks, node
     assert resolved.resolve(16) == resolved
 
 
+def test_plain_decoding_resolves_to_itself():
+    plain = DecodeConfig.autoregressive(cache_length=99)
+    assert plain.resolve(16) == plain
+
+
 def test_a_small_block_gives_a_small_trie():
     assert DecodeConfig.reanchor().resolve(5).num_nodes == 25
     assert DecodeConfig.reanchor().resolve(5).max_offsets == 4

@@ -288,7 +288,7 @@ def test_a_state_made_for_a_schedule_is_not_stepped_without_one():
 
 def test_a_schedule_that_never_drafts_keeps_no_context_for_the_drafter():
     config = DecodeConfig.scheduled(schedule(arm(PLAIN, 1.0)), cache_length=CACHE_LENGTH)
-    assert config.resolve(BLOCK) == DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
+    assert config.resolve(BLOCK) == config.resolve(BLOCK).resolve(BLOCK) == DecodeConfig.autoregressive(cache_length=CACHE_LENGTH)
     expect_equal(situation("random"), config)
 
 
@@ -414,6 +414,8 @@ def test_a_measured_profile_comes_back_from_its_file(tmp_path):
     ("change", "rule"),
     [
         ({"key": {"device": "another"}}, "device another"),
+        ({"key": {"dtype": "bfloat16"}}, "measured with dtype bfloat16, here it is float32"),
+        ({"key": {"versions": {"jax": "0.1"}}}, "measured with versions"),
         ({"format": 99}, "format is 99"),
         ({"arms": []}, "for each of the 1 numbers of rows"),
         ({"spread": "wide"}, "spread must be a number; got 'wide'; measure"),

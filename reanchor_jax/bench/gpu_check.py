@@ -24,7 +24,7 @@ from reanchor_jax.bench.passes import draft_seconds, held_state, prefill_seconds
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.files import read_json
 from reanchor_jax.kernels.parts import CachePart, DensePart
-from reanchor_jax.kernels.tree_attention import attend
+from reanchor_jax.kernels.tree_attention import Implementation, attend
 from reanchor_jax.text import write_text
 
 _BANDWIDTH = {"NVIDIA H200": 4.8e12, "NVIDIA H100 80GB HBM3": 3.35e12}  # bytes a second, as published
@@ -33,17 +33,22 @@ _PAPER = {"Qwen3-4B": {"dflash": (5.56, 3.85), "reanchor": (6.42, 4.39)}, "Qwen3
 
 
 class Sizes(NamedTuple):
-    """What is measured. layers, drafter_layers, width, mlp_width by model name; num_cases: of the kernel's numerics."""
+    """What is measured.
+
+    models: fields of config.json by name. head_shape: heads, key heads and head size of the kernel's timing and of the models.
+    contexts: committed tokens. nodes, blocks: numbers that a pass verifies and drafts. num_cases: of the kernel's numerics.
+    num_caches: that take turns in the kernel's timing.
+    """
 
     models: dict[str, dict[str, int]]
     vocab_size: int
-    heads: tuple[int, int, int]
+    head_shape: tuple[int, int, int]
     contexts: tuple[int, ...]
     nodes: tuple[int, ...]
     blocks: tuple[int, ...]
     block_size: int
     num_cases: int
-    num_layers: int
+    num_caches: int
 
 
 FULL = Sizes(
@@ -52,24 +57,24 @@ FULL = Sizes(
         "Qwen3-4B": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36},
     },
     vocab_size=151936,
-    heads=(32, 8, 128),
+    head_shape=(32, 8, 128),
     contexts=(1024, 4096, 16384),
     nodes=(1, 16, 64, 256),
     blocks=(1, 4, 16),
     block_size=16,
     num_cases=24,
-    num_layers=8,
+    num_caches=8,
 )
 TINY = Sizes(
     models={"Qwen3-8B": {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4}},
     vocab_size=640,
-    heads=(4, 2, 64),
+    head_shape=(4, 2, 64),
     contexts=(128,),
     nodes=(1, 16),
     blocks=(1, 4),
     block_size=4,
     num_cases=2,
-    num_layers=2,
+    num_caches=2,
 )
 
 
@@ -92,7 +97,10 @@ def main(arguments: list[str] | None = None) -> int:
     surroundings = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "tiny": args.tiny}
     found = read_json(args.out) or {"environment": surroundings}
     if found.get("environment") != surroundings:
-        print(f"gpu_check: error: {args.out} holds figures of {found.get('environment')}, here it is {surroundings}.", file=sys.stderr)
+        print(
+            f"gpu_check: error: {args.out} holds figures of {found.get('environment')}, here it is {surroundings}; give another --out.",
+            file=sys.stderr,
+        )
         return 2
     start = time.perf_counter()
     with tqdm(sections.items(), unit="section", disable=not sys.stderr.isatty()) as progress:
@@ -112,7 +120,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _numerics(sizes: Sizes) -> dict[str, Any]:
     """Largest difference between the kernel in bfloat16 and the XLA twin in float32, over random tries, lengths and windows."""
     # heads, key heads and head size of the targets that there are
-    shapes = [sizes.heads, (16, 8, 256), (16, 1, 512), (9, 3, 64)]
+    shapes = [sizes.head_shape, (16, 8, 256), (16, 1, 512), (9, 3, 64)]
     largest: dict[str, float] = {}
     for seed in range(sizes.num_cases):
         heads, groups, size = shapes[seed % len(shapes)]
@@ -126,14 +134,17 @@ def _numerics(sizes: Sizes) -> dict[str, Any]:
         queries, part, cache = given
         is_real = jnp.arange(context)[None, None, :, None] < jnp.asarray(lengths)[:, None, None, None]
         cache = CachePart(keys_values=jnp.where(is_real, cache, jnp.nan), lengths=jnp.asarray(lengths))
-        got = jax.jit(functools.partial(attend, window=window, cap=cap))(queries, positions, (part,), cache=cache)
+        got = jax.jit(functools.partial(attend, window=window, cap=cap, implementation=_kernel_name()))(
+            queries, positions, (part,), cache=cache
+        )
         wide = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype == jnp.bfloat16 else x, (queries, (part,), cache))
         with jax.default_matmul_precision("highest"):
             wanted = jax.jit(functools.partial(attend, window=window, cap=cap, implementation="xla"))(
                 wide[0], positions, wide[1], cache=wide[2]
             )
         name = f"{heads}/{groups} heads of {size}"
-        largest[name] = max(largest.get(name, 0.0), float(jnp.max(jnp.abs(got.astype(jnp.float32) - wanted))))
+        difference = jnp.max(jnp.abs(got.astype(jnp.float32) - wanted))
+        largest[name] = float(np.maximum(largest.get(name, 0.0), difference))  # unlike max, it keeps a NaN
     return {"cases": sizes.num_cases, "largest_difference": largest}
 
 
@@ -142,14 +153,14 @@ def _kernel(sizes: Sizes) -> list[dict[str, Any]]:
 
     As many caches as layers take turns, so that none of them stays in the chip's own memory.
     """
-    heads, groups, size = sizes.heads
+    heads, groups, size = sizes.head_shape
     found = []
     bandwidth = _BANDWIDTH.get(jax.devices()[0].device_kind)
     for context in sizes.contexts:
         for count in sizes.nodes:
             rng = np.random.default_rng(count)
             arrays = [
-                _arrays(rng, rows=1, count=count, heads=heads, groups=groups, size=size, slots=context) for _ in range(sizes.num_layers)
+                _arrays(rng, rows=1, count=count, heads=heads, groups=groups, size=size, slots=context) for _ in range(sizes.num_caches)
             ]
             length = context - count - 1
             layers = [(part, cache) for _, part, cache in arrays]
@@ -174,14 +185,14 @@ def _kernel(sizes: Sizes) -> list[dict[str, Any]]:
             if bandwidth:
                 row["bound_us"] = 1e6 * 2 * groups * size * 2 * (length + count) / bandwidth
             rivals: dict[str, Callable[..., Any]] = {
-                "ours": functools.partial(ours, implementation=None),
+                "ours": functools.partial(ours, implementation=_kernel_name()),
                 "xla": functools.partial(ours, implementation="xla"),
             }
             if jax.default_backend() == "gpu":
                 rivals["cudnn"] = cudnn
             for name, run in rivals.items():
                 try:
-                    row[f"{name}_us"] = 1e6 * seconds_each(run, layers, arrays[0][0]) / sizes.num_layers
+                    row[f"{name}_us"] = 1e6 * seconds_each(run, layers, arrays[0][0]) / sizes.num_caches
                 except Exception as error:  # a rival that this installation cannot run is told, and the rest measured
                     row[f"{name}_us"] = f"{type(error).__name__}: {str(error)[:200]}"
             found.append(row)
@@ -190,7 +201,7 @@ def _kernel(sizes: Sizes) -> list[dict[str, Any]]:
 
 def _passes(name: str, sizes: Sizes) -> dict[str, Any]:
     """Milliseconds of passes and whole rounds of a model with its DFlash drafter, random weights, the first context but one."""
-    heads, groups, size = sizes.heads
+    heads, groups, size = sizes.head_shape
     shape = {
         "vocab_size": sizes.vocab_size,
         "num_attention_heads": heads,
@@ -222,6 +233,11 @@ def _passes(name: str, sizes: Sizes) -> dict[str, Any]:
     tree = DecodeConfig.reanchor_tree(max(sizes.block_size, 64), **whole)
     found["round tree"] = 1e3 * round_seconds(models, held_state(models, tree, context), tree)
     return found
+
+
+def _kernel_name() -> Implementation | None:
+    """The kernel by name where there is a GPU, so that one it does not run on is told; elsewhere what there is."""
+    return "pallas" if jax.default_backend() == "gpu" else None
 
 
 def _speedup(name: str, passes: dict[str, float]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How the time of a round grows: `python -m reanchor_jax.bench.growth [--json FILE]`.
 
-In: nothing; small models with random weights, float32, a ReAnchor tree of 64 nodes unless a line says otherwise.
+In: nothing; small models with random weights, float32; ReAnchor with 3 shifted blocks and 64 nodes unless a line says otherwise.
 Out: a table of milliseconds and of their ratio to the first line of each part.
 Source: ours.
 """
@@ -109,7 +109,7 @@ def _models(changes: dict[str, Any]) -> Models:
 
 def _config(capacity: int, num_nodes: int) -> DecodeConfig:
     sizes = {"max_offsets": _OFFSETS, "num_nodes": num_nodes, "block_buckets": (), "node_buckets": ()}
-    return DecodeConfig.reanchor(cache_length=capacity - 31, **sizes)
+    return DecodeConfig.reanchor(cache_length=capacity - (2 * _BLOCK - 1), **sizes)
 
 
 def _round(models: Models, capacity: int, context: int, *, num_nodes: int = 64, num_rows: int = 1) -> float:

@@ -45,7 +45,7 @@ _SAMPLED = (1e-6, 0.25, 0.5, 0.75, 1.0)  # temperatures at which arms are compar
 _NUM_FACTORS = 41  # steps from a text that accepts nothing to the easiest one
 _STEPS = 8  # contexts looked at from one that was measured to the next
 _MANY = 1e12  # drafts seen, so many that only what was accepted of them counts
-_MEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))  # stands for figures that are not known yet
+_UNMEASURED = Arm(num_blocks=0, num_nodes=1, seconds=((1.0,), (1.0,)), tokens=(1.0, 1.0))  # stands for figures that are not known yet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class ProfileConfig:
     contexts: committed tokens, best in the middle of a cache chunk of 64, since time grows by steps of one; those that the target cannot
         hold are left out.
     nodes: sizes of tries; those that do not hold the drafter's block are left out, and its plain chain is measured too.
-    num_examples: prompts that are decoded, the first ones.
+    num_examples: prompts that are decoded, the first ones; 128 tokens each, past a stop token too.
     """
 
     rows: tuple[int, ...] = (1, 8)
@@ -78,7 +78,7 @@ class ProfileConfig:
 class Profile:
     """Costs of this machine for one pair of models.
 
-    key: device, versions, models and dtype it holds for. rows, contexts: as in ProfileConfig.
+    key: device, cores, versions, models and dtype it holds for. rows, contexts: as in ProfileConfig.
     arms: for each number of rows, the arms with their figures; the same arms in each. spread: as in Schedule.
     """
 
@@ -179,7 +179,7 @@ def measure_profile(models: Models, prompts: Sequence[Sequence[int]], *, config:
 
 
 def profile_key(models: Models) -> dict[str, Any]:
-    """What a profile holds for: device, versions, and the shapes of both models with their dtype."""
+    """What a profile holds for: device, cores, versions, and the shapes of both models with their dtype."""
     surroundings = environment(models)
     shapes = repr((models.target.config, None if models.drafter is None else models.drafter.config))
     kept = {name: surroundings[name] for name in ("device", "cores", "dtype", "versions")}
@@ -194,8 +194,8 @@ def write_profile(path: Path | str, profile: Profile) -> None:
 def read_profile(path: Path | str, models: Models) -> Profile:
     """Read a profile for these models on this machine.
 
-    Raises FileNotFoundError or IsADirectoryError; ValueError for what is no profile, for one of another device, version, dtype or pair, and
-    without a drafter.
+    Raises FileNotFoundError or IsADirectoryError; ValueError for what is no profile, for one of another device, number of cores, version,
+    dtype or pair, and without a drafter.
     """
     path = Path(path)
     if models.drafter is None:
@@ -301,7 +301,7 @@ def _arms(block_size: int, nodes: Sequence[int]) -> list[Arm]:
     offsets = sorted({max(block_size // 4, 1), max(block_size // 2, 1)})
     kinds = [(0, 1, False), (1, block_size, True), *((1, size, False) for size in nodes)]
     kinds += [(1 + count, size, False) for size in nodes if size >= 2 * block_size for count in offsets]
-    return [replace(_MEASURED, num_blocks=blocks, num_nodes=size, is_chain=is_chain) for blocks, size, is_chain in kinds]
+    return [replace(_UNMEASURED, num_blocks=blocks, num_nodes=size, is_chain=is_chain) for blocks, size, is_chain in kinds]
 
 
 def _only(kind: Arm, kinds: Sequence[Arm]) -> Schedule:

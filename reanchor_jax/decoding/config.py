@@ -309,6 +309,8 @@ class DecodeConfig:
         A schedule that never drafts is plain decoding. Raises ValueError if num_nodes cannot hold the baseline block, for more max_offsets
         than that (of `descendants`: than nodes), and for arms of a schedule that do not fit.
         """
+        if not self.is_speculative:
+            return self
         if self.schedule is not None and not any(arm.num_blocks for arm in self.schedule.arms):
             return DecodeConfig.autoregressive(cache_length=self.cache_length, prefill_chunk=self.prefill_chunk)
         chains = {"none": 0, "baseline": 1, "suffix": 1, "deepest": 2, "both": 3, "descendants": 2}[self.retain]

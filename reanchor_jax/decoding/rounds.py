@@ -1,4 +1,4 @@
-"""One round: draft, attach, merge, verify, walk, commit, retain; or one plain target token.
+"""One round: draft, attach, merge, verify, walk, commit, retain; or plain target tokens.
 
 In: models and a DecodeState.
 Out: the next DecodeState, what the round emitted, and what it did.
@@ -325,7 +325,7 @@ def _plain_stretch(target: Target, state: DecodeState, is_plain: Bool[Array, ""]
 
     start = (jnp.int32(0), state, empty_emitted(state.lengths.shape[0], num_places))
     _, new_state, emitted = jax.lax.while_loop(is_left, advance, start)
-    # in a round that drafts, this writes beyond the length, where the next plain tokens will be written over it
+    # in a round that drafts, this writes behind the length, where nobody reads: the drafter will have read what is committed there
     committed = jnp.concatenate([state.anchors[:, None], emitted.tokens[:, :-1]], axis=1)
     tokens = jax.vmap(jax.lax.dynamic_update_slice)(state.backlog.tokens, committed, state.lengths[:, None])
     return new_state._replace(backlog=state.backlog._replace(tokens=tokens)), emitted

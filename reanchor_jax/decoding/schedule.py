@@ -16,7 +16,8 @@ from reanchor_jax.decoding.config import Schedule
 
 _KEPT = 0.9  # of the counts a round: about ten rounds are remembered
 _KEPT_PLAIN = 0.997  # a plain token: after some 300 of them an arm that was given up may be tried again
-_ROUNDS_AHEAD = 10  # rounds of drafting over which what the first of them costs is spread, if so many are left: as many as are remembered
+# rounds of drafting over which what the first of them costs is spread, if so many are left: as many as are remembered
+_ROUNDS_AHEAD = 10
 # standard deviations above the estimate: an arm that would pay in one of six texts is tried, and given up as soon as the text shows not to
 # be one; a trial costs what it is slower by, and more hope costs more trials on texts that do not pay
 OPTIMISM = 1.0
@@ -53,7 +54,8 @@ def pick_arm(
 
     A row takes no more than its remaining tokens. Arms with shifted blocks are left out where no row has a state to draft one from; an arm
     of one block is worth there what rounds of the best of them bring behind it, if that is more.
-    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the next rounds, and is at most a pass each.
+    num_unread: tokens the drafter has to read first, num_places in a pass; that is spread over the rounds left, at most over ten or as many
+        as there are passes.
     """
     promised = 1 + _factor(schedule, acceptance)[:, None] * promised_drafts(schedule, temperature)
     tokens = jnp.sum(jnp.where(is_running[:, None], jnp.minimum(promised, remaining[:, None].astype(jnp.float32)), 0.0), axis=0)

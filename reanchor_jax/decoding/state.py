@@ -24,7 +24,7 @@ FINISH_REASONS = ("running", "stop", "length")  # names of the codes in Generati
 class Backlog(NamedTuple):
     """What a schedule decoded plainly, kept until it drafts again: the drafter's context lacks it.
 
-    tokens: by position; only those of plain rounds are ever written. Without a schedule it has no room for any.
+    tokens: by position, those from num_read to the length; the others may be anything. Without a schedule it has no room for any.
     num_read: committed positions that the drafter's cache holds; of rows that have ended it may say more.
     """
 
@@ -44,7 +44,7 @@ class DecodeState(NamedTuple):
     stop_token_ids: ids that end a row; unused entries hold -1.
     target_cache, drafter_cache: committed keys and values per layer; the drafter's is empty without one.
     retained: rejected states of the previous round.
-    acceptance: drafts accepted of late, beside those that a schedule was promised; 0 without one.
+    acceptance: drafts accepted of late, beside those that its arms promised; 0 without one.
     backlog: tokens the drafter has not read.
     """
 
