@@ -128,7 +128,7 @@ def chosen(logits, row, block, site, draft_choice):
     ("family", "draft_choice"),
     [
         ("llama", "coupled"),
-        ("llama", "independent"),
+        pytest.param("llama", "independent", marks=pytest.mark.slow),
         ("qwen3", "argmax"),
         ("domino", "coupled"),
         pytest.param("dspark", "independent", marks=pytest.mark.slow),

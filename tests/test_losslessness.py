@@ -88,6 +88,7 @@ def test_every_combination_equals_autoregress(family, retain, draft_choice):
             expect_equal(situation(name, family), small_config(retain, draft_choice), seed=seed)
 
 
+@pytest.mark.slow
 def test_one_row_equals_autoregress_at_every_temperature_and_top_p():
     for temperature in TEMPERATURES:
         for top_p in TOP_PS:

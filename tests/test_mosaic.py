@@ -91,9 +91,10 @@ def check(seed, *, window=None, cap=None, scale=0.2, **shape):
     ("shape", "options"),
     [
         ({"rows": 2, "count": 7, "heads": 4, "groups": 2, "size": 64, "slots": 128, "num_entries": (7,), "lengths": [0, 128]}, {}),
-        (
+        pytest.param(
             {"rows": 1, "count": 5, "heads": 6, "groups": 2, "size": 128, "slots": 192, "num_entries": (5, 3), "lengths": [131]},
             {"window": 20},
+            marks=pytest.mark.slow,
         ),
         pytest.param(
             {"rows": 1, "count": 33, "heads": 4, "groups": 1, "size": 64, "slots": 128, "num_entries": (70,), "lengths": [65]},
