@@ -13,7 +13,7 @@ from lossless import expect_equal, mixed_sampling, situation
 from situations import BLOCK, CACHE_LENGTH, prompts
 
 from reanchor_jax import DecodeConfig, acceptance_lengths, make_sampling, prefill, step, summarize
-from reanchor_jax.bench import profiles
+from reanchor_jax.bench import passes, profiles
 from reanchor_jax.bench.profiles import ProfileConfig, measure_profile, profile_key, read_profile, write_profile
 from reanchor_jax.decoding.config import Arm
 from reanchor_jax.decoding.rounds import _read_backlog, run_round
@@ -394,7 +394,7 @@ def measured():
 @pytest.fixture
 def quick(monkeypatch):
     monkeypatch.setattr(profiles, "_NEW_TOKENS", 20)
-    monkeypatch.setattr(profiles, "_REPEATS", 2)
+    monkeypatch.setattr(passes, "REPEATS", 2)
 
 
 @pytest.mark.usefixtures("quick")

@@ -27,7 +27,7 @@ from reanchor_jax.huggingface import read_drafter, read_target
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 
-_REPEATS = 5  # runs, of which the fastest counts
+REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
 _FEW, _MANY = 4, 16  # rounds of a short and a long run
 
 
@@ -134,7 +134,7 @@ def prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> fl
     """Seconds of reading a prompt of so many tokens, both caches filled."""
     run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
     prompt = np.ones((1, num_tokens), np.int32), np.full(1, num_tokens, np.int32)
-    return _fastest(lambda: run(models, *prompt, jax.random.key(0), config=config, max_new_tokens=8))
+    return fastest(lambda key: run(models, *prompt, key, config=config, max_new_tokens=8), lambda: jax.random.key(0))[0]
 
 
 def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any) -> float:
@@ -145,19 +145,23 @@ def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any) -> floa
         return jax.lax.fori_loop(0, count, lambda _, value: run(given, value), value)
 
     def of(count):
-        copies = [jax.block_until_ready(jax.tree.map(jnp.copy, value)) for _ in range(_REPEATS + 1)]
-        return _fastest(lambda: repeat(jnp.int32(count), given, copies.pop()))
+        return fastest(lambda fresh: repeat(jnp.int32(count), given, fresh), lambda: jax.tree.map(jnp.copy, value))[0], count
 
-    few, many = of(_FEW), of(_MANY)
-    # on a machine that stumbled in every short run, the long one still tells the order of size
-    return max((many - few) / (_MANY - _FEW), 0.1 * many / _MANY)
+    return difference(of(_FEW), of(_MANY))
 
 
-def _fastest(run: Callable[[], Any]) -> float:
-    """Seconds of the fastest of several runs behind a first one, which compiles."""
-    times = []
-    for _ in range(_REPEATS + 1):
+def fastest(run: Callable[[Any], Any], fresh: Callable[[], Any]) -> tuple[float, Any]:
+    """Seconds of the fastest of several run(fresh()), and what the last returned; making the argument is not timed."""
+    times, found = [], None
+    for _ in range(REPEATS):
+        given = jax.block_until_ready(fresh())
         begin = time.perf_counter()
-        jax.block_until_ready(run())
+        found = jax.block_until_ready(run(given))
         times.append(time.perf_counter() - begin)
-    return min(times[1:])
+    return min(times), found
+
+
+def difference(few: tuple[float, int], many: tuple[float, int]) -> float:
+    """Seconds of one unit from the seconds and units of a short and a long run, so that what a call takes by itself is left out."""
+    # on a machine that stumbled in every short run, the long one still tells the order of size
+    return max((many[0] - few[0]) / (many[1] - few[1]), 0.1 * many[0] / many[1])

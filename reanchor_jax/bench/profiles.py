@@ -10,7 +10,6 @@ import hashlib
 import itertools
 import json
 import reprlib
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -25,6 +24,7 @@ from tqdm import tqdm
 
 from reanchor_jax.bench.compare import environment
 from reanchor_jax.bench.methods import Request, begin
+from reanchor_jax.bench.passes import difference, fastest
 from reanchor_jax.config import CACHE_CHUNK
 from reanchor_jax.decoding.config import Arm, DecodeConfig, Schedule
 from reanchor_jax.decoding.loop import step
@@ -39,7 +39,6 @@ from reanchor_jax.text import write_text
 _FORMAT = 1
 _TEMPERATURES = (0.0, 1.0)  # at which arms are measured
 _TIMED_ROUNDS = (4, 12)  # of a short and a long run, whose difference counts
-_REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
 _NEW_TOKENS = 128  # a prompt, to measure what an arm brings
 _SAMPLED = (1e-6, 0.25, 0.5, 0.75, 1.0)  # temperatures at which arms are compared; the first stands for greedy rows beside a sampled one
 _NUM_FACTORS = 41  # steps from a text that accepts nothing to the easiest one
@@ -311,22 +310,16 @@ def _only(kind: Arm, kinds: Sequence[Arm]) -> Schedule:
 
 
 def _pass_seconds(models: Models, state: DecodeState, context: int, config: DecodeConfig) -> float:
-    """Seconds of a pass at so many committed tokens: of a long run less a short one, so that what a call takes by itself is left out."""
+    """Seconds of a pass at so many committed tokens."""
     held = state._replace(lengths=jnp.full_like(state.lengths, context))
 
     def timed(num_rounds: int) -> tuple[float, int]:
-        times, num_passes = [], 0
-        for _ in range(_REPEATS):
-            given = jax.block_until_ready(jax.tree.map(jnp.copy, held))
-            start = time.perf_counter()
-            _, (_, passes) = jax.block_until_ready(_run(models, given, jnp.int32(num_rounds), jnp.bool_(True), config=config))
-            times.append(time.perf_counter() - start)
-            num_passes = int(np.max(passes))
-        return min(times), num_passes
+        seconds, (_, (_, passes)) = fastest(
+            lambda given: _run(models, given, jnp.int32(num_rounds), jnp.bool_(True), config=config), lambda: jax.tree.map(jnp.copy, held)
+        )
+        return seconds, int(np.max(passes))
 
-    (few_seconds, few_passes), (many_seconds, many_passes) = map(timed, _TIMED_ROUNDS)
-    # on a machine that stumbled in every short run, the long one still tells the order of size
-    return max((many_seconds - few_seconds) / (many_passes - few_passes), 0.1 * many_seconds / many_passes)
+    return difference(*map(timed, _TIMED_ROUNDS))
 
 
 def _tokens(
