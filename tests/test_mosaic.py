@@ -224,5 +224,5 @@ def test_a_round_in_bfloat16_takes_the_kernel_on_a_gpu_and_the_twin_here():
     # the target's layer, and the drafter's with all blocks in one call
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "custom_call @mosaic_gpu" in text
-    assert len(re.findall("call @_launch", text)) == 2
+    assert len(re.findall("call @launch_kernel", text)) == 2
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()
