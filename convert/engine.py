@@ -24,7 +24,7 @@ from reanchor_jax.weights import Rows, num_bytes, stored_leaves
 
 from .families import find_options
 from .hub import find_directory
-from .plan import Move, key_of, plan, shapes, source_shape
+from .plan import Move, plan, shapes, share_index, share_shape, sources
 from .tables import Table, drafter_table, target_table
 
 _BLOCK_BYTES = 1 << 26  # of a tensor read at once to check it
@@ -108,8 +108,8 @@ def convert(
         weights, origins = {}, {part.name: part.origin for part in parts}
         for part in parts:
             if part.table is not None:
-                fills = [move for move in moves[part.name] if not move.is_repeat]
-                weights[part.name] = {move.leaf: _rows(move, dtype, progress.update) for move in fills}
+                fills = _by_leaf(moves[part.name])
+                weights[part.name] = {leaf: _leaf_rows(shares, dtype, progress.update) for leaf, shares in fills.items()}
             else:
                 load = checkpoint.load_target if part.name == "target" else checkpoint.load_drafter
                 weights[part.name] = checkpoint.leaves(load(part.directory, dtype=dtype))
@@ -230,22 +230,45 @@ def _part(
     )
 
 
+def _by_leaf(moves: Iterable[Move]) -> dict[str, list[Move]]:
+    found: dict[str, list[Move]] = {}
+    for move in moves:
+        if not move.is_repeat:
+            found.setdefault(move.leaf, []).append(move)
+    return found
+
+
+def _leaf_rows(moves: list[Move], dtype: np.dtype | None, progress: Callable[[int], Any]) -> Rows:
+    """The leaf that tensors fill, each its share, as it is read from the file; progress is told the bytes read."""
+    shares = [_rows(move, dtype, progress) for move in moves]
+    shape, to = moves[0].leaf_shape, shares[0].dtype
+
+    def read(start: int, stop: int) -> np.ndarray:
+        block = np.empty((stop - start, *shape[1:]), to)
+        for move, rows in zip(moves, shares, strict=True):
+            block[share_index(move.share)] = rows.read(start, stop)
+        return block
+
+    return shares[0] if moves[0].share is None else Rows(shape=shape, dtype=to, read=read)
+
+
 def _rows(move: Move, dtype: np.dtype | None, progress: Callable[[int], Any]) -> Rows:
-    """The leaf a tensor fills, as it is read from the file; progress is told the bytes read."""
+    """The entries of a leaf that a tensor fills, as they are read from the file; progress is told the bytes read."""
     to = np.dtype("int32" if move.transform == "offsets" else move.dtype if dtype is None else dtype)
+    shape = share_shape(move.leaf_shape, move.share)
 
     def read(start: int, stop: int) -> np.ndarray:
         # opened anew for every block: pages of a file stay mapped as long as it is open
         with safe_open(move.file, framework="np") as tensors:
             view = tensors.get_slice(move.key)
-            block = view[:, start:stop].T if move.transform == "transpose" else view[start:stop]
+            block = view[:, start:stop].T.reshape(-1, *shape[1:]) if move.transform == "transpose" else view[start:stop]
         progress(block.nbytes)
         if move.transform == "offsets":
             # what int32 cannot hold must stay wrong, not wrap around into a token
             block = np.clip(block + np.arange(start, stop, dtype=block.dtype), -1, 2**31 - 1)
         return block.astype(to, copy=False)
 
-    return Rows(shape=source_shape(move.shape, move.transform), dtype=to, read=read)
+    return Rows(shape=shape, dtype=to, read=read)
 
 
 def _is_checked(move: Move, dtype: np.dtype | None) -> bool:
@@ -304,12 +327,13 @@ def export_tensors(module: nnx.Module, table: Table) -> dict[str, np.ndarray]:
     """A module's weights by key and in the layout of its PyTorch checkpoint: the table read backwards."""
     tensors = {}
     for leaf, value in checkpoint.leaves(module).items():
-        key, transform = key_of(leaf, table)
-        if transform == "offsets":
-            tensors[key] = np.asarray(value, np.int64) - np.arange(value.size)
-            continue
-        # safetensors writes the buffer as it lies in memory, so a transposed view must be copied
-        tensors[key] = np.ascontiguousarray(np.asarray(value).T if transform == "transpose" else value)
+        for key, rule in sources(leaf, table):
+            if rule.transform == "offsets":
+                tensors[key] = np.asarray(value, np.int64) - np.arange(value.size)
+                continue
+            share = np.asarray(value)[share_index(rule.share)]
+            # safetensors writes the buffer as it lies in memory, so a transposed view must be copied
+            tensors[key] = np.ascontiguousarray(share.reshape(len(share), -1).T if rule.transform == "transpose" else share)
     return tensors
 
 
@@ -320,8 +344,10 @@ def _print_mapping(parts: Iterable[_Part], moves: Mapping[str, Iterable[Move]], 
             print(f"  {len(checkpoint.leaves(part.module))} leaves copied as they are")
         for move in moves.get(part.name, ()):
             action = "must equal" if move.is_repeat else "->"
-            shape = list(source_shape(move.shape, move.transform))
-            print(f"  {move.key} {list(move.shape)} {move.dtype} {action} {move.leaf} {shape} {dtype or move.dtype}")
+            index = [f"{one.start or ''}:{one.stop or ''}" if one != slice(None) else ":" for one in share_index(move.share)]
+            place = move.leaf + (f"[{', '.join(index)}]" if index else "")
+            shape = list(share_shape(move.leaf_shape, move.share))
+            print(f"  {move.key} {list(move.shape)} {move.dtype} {action} {place} {shape} {dtype or move.dtype}")
 
 
 def _raise_if(problems: list[str]) -> None:

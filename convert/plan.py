@@ -5,6 +5,7 @@ Out: moves, one a tensor, and problems as text.
 Source: the safetensors format and `model.safetensors.index.json`.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,7 @@ from safetensors import safe_open
 
 from reanchor_jax.files import read_json
 
-from .tables import Rule, Table, Transform, bare
+from .tables import Rule, Share, Table, Transform, bare
 
 _SAFETENSORS_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _INTEGERS = ("I64", "I32")
@@ -27,8 +28,8 @@ class Move(NamedTuple):
 
     key: its name in the checkpoint. file: where it is.
     shape: as stored. dtype: its numpy name. num_bytes: as stored.
-    leaf: path of the leaf it fills, or that it must equal if is_repeat.
-    transform: what turns it into the leaf.
+    leaf: path of the leaf it fills, or that it must equal if is_repeat. leaf_shape: of the whole leaf.
+    share: entries of the leaf that it fills; None if all of them. transform: what turns it into those.
     """
 
     key: str
@@ -37,6 +38,8 @@ class Move(NamedTuple):
     dtype: str
     num_bytes: int
     leaf: str
+    leaf_shape: tuple[int, ...]
+    share: Share | None
     transform: Transform
     is_repeat: bool
 
@@ -49,7 +52,7 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
     rules = [(_pattern(rule.source), rule) for rule in table.rules]
     files, problems = _weight_files(directory)
     can_list_missing = not problems
-    moves: dict[str, Move] = {}
+    moves: dict[tuple[str, Share | None], Move] = {}
     repeats: list[Move] = []
     key_files: dict[str, str] = {}
     for file in files:
@@ -67,16 +70,16 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
             name = bare(key, table)
             if any(re.fullmatch(pattern, name) for pattern in table.ignored):
                 continue
-            leaf, transform, is_repeat = _match(name, rules, table, wanted)
+            leaf, transform, share, is_repeat = _match(name, rules, table, wanted)
             if leaf is None:
                 problems.append(f"unexpected: {key} {list(shape)} has no place in the model that config.json describes")
                 continue
-            if leaf in moves and not is_repeat:
-                problems.append(f"duplicate: {key} and {moves[leaf].key} are the same tensor")
+            if (leaf, share) in moves and not is_repeat:
+                problems.append(f"duplicate: {key} and {moves[leaf, share].key} are the same tensor")
                 continue
-            needed = tuple(wanted[leaf].shape)
-            if source_shape(shape, transform) != needed:
-                problems.append(f"shape: {key} is {list(shape)}, config.json asks for {list(source_shape(needed, transform))}")
+            needed = source_shape(share_shape(wanted[leaf].shape, share), transform)
+            if shape != needed:
+                problems.append(f"shape: {key} is {list(shape)}, config.json asks for {list(needed)}")
             if transform == "offsets" and dtype not in _INTEGERS:
                 problems.append(f"dtype: {key} is {dtype}; a token map must be of integers ({', '.join(_INTEGERS)})")
             elif transform != "offsets" and dtype not in _SAFETENSORS_DTYPES:
@@ -88,15 +91,17 @@ def plan(directory: Path, wanted: Mapping[str, Any], table: Table) -> tuple[list
                 dtype=_SAFETENSORS_DTYPES.get(dtype, dtype),
                 num_bytes=num_bytes,
                 leaf=leaf,
+                leaf_shape=tuple(wanted[leaf].shape),
+                share=share,
                 transform=transform,
                 is_repeat=is_repeat,
             )
             if is_repeat:
                 repeats.append(move)
             else:
-                moves[leaf] = move
+                moves[leaf, share] = move
     if can_list_missing:
-        problems += [_missing(leaf, table) for leaf in wanted if leaf not in moves]
+        problems += [_missing(key, leaf, table) for leaf in wanted for key, rule in sources(leaf, table) if (leaf, rule.share) not in moves]
     return [*moves.values(), *repeats], problems
 
 
@@ -111,18 +116,29 @@ def shapes(directory: Path) -> dict[str, tuple[int, ...]]:
     return found
 
 
-def key_of(leaf: str, table: Table) -> tuple[str, Transform]:
-    """Key and transform of a leaf: the table read backwards."""
-    for rule in table.rules:
-        match = _pattern(rule.destination).fullmatch(leaf)
-        if match:
-            return rule.source.format(prefix=table.prefix, **match.groupdict()), rule.transform
-    raise KeyError(f"no rule fills {leaf}; add one to convert/tables.py.")
+def sources(leaf: str, table: Table) -> list[tuple[str, Rule]]:
+    """Keys of the tensors that fill a leaf, and their rules: the table read backwards."""
+    found = [(rule, match) for rule in table.rules if (match := _pattern(rule.destination).fullmatch(leaf))]
+    if not found:
+        raise KeyError(f"no rule fills {leaf}; add one to convert/tables.py.")
+    return [(rule.source.format(prefix=table.prefix, **match.groupdict()), rule) for rule, match in found]
+
+
+def share_index(share: Share | None) -> tuple[slice, ...]:
+    """Index of the entries of a leaf that a tensor fills."""
+    return () if share is None else (*[slice(None)] * share.axis, slice(share.start, share.stop))
+
+
+def share_shape(shape: tuple[int, ...], share: Share | None) -> tuple[int, ...]:
+    """Shape of the entries of a leaf of this shape that a tensor fills."""
+    if share is None:
+        return tuple(shape)
+    return (*shape[: share.axis], len(range(shape[share.axis])[share.start : share.stop]), *shape[share.axis + 1 :])
 
 
 def source_shape(shape: tuple[int, ...], transform: Transform) -> tuple[int, ...]:
-    """Shape of a tensor in the checkpoint from its leaf's, or the other way round."""
-    return shape[::-1] if transform == "transpose" else shape
+    """Shape of a tensor in the checkpoint from that of the entries it fills."""
+    return (math.prod(shape[1:]), shape[0]) if transform == "transpose" else tuple(shape)
 
 
 def _weight_files(directory: Path) -> tuple[list[Path], list[str]]:
@@ -157,22 +173,21 @@ def _header(file: Path) -> Iterator[tuple[str, tuple[int, ...], str, int]]:
 
 def _match(
     name: str, rules: list[tuple[re.Pattern[str], Rule]], table: Table, wanted: Mapping[str, Any]
-) -> tuple[str | None, Transform, bool]:
-    """Leaf and transform of a bare key, and whether it only repeats that leaf; None if the model has no place for it."""
+) -> tuple[str | None, Transform, Share | None, bool]:
+    """Leaf, transform and share of a bare key, and whether it only repeats that leaf; None if the model has no place for it."""
     for pattern, rule in rules:
         match = pattern.fullmatch(name)
         if match is None:
             continue
         leaf = rule.destination.format(**match.groupdict())
         if leaf in wanted:
-            return leaf, rule.transform, False
+            return leaf, rule.transform, rule.share, False
         if rule.source in table.repeats:
-            return table.repeats[rule.source], "none", True
-    return None, "none", False
+            return table.repeats[rule.source], "none", None, True
+    return None, "none", None, False
 
 
-def _missing(leaf: str, table: Table) -> str:
-    key = key_of(leaf, table)[0]
+def _missing(key: str, leaf: str, table: Table) -> str:
     hint = ""
     if key in table.repeats:
         hint = " (config.json says tie_word_embeddings is false; set it to true if the head is the embedding)"

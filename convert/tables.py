@@ -15,17 +15,28 @@ from reanchor_jax.config import DrafterConfig, TargetConfig
 Transform = Literal["none", "transpose", "offsets"]
 
 
+class Share(NamedTuple):
+    """The entries start..stop-1 of an axis of a leaf that several tensors fill beside each other; as of a slice, ends count from behind."""
+
+    axis: int
+    start: int | None
+    stop: int | None
+
+
 class Rule(NamedTuple):
-    """One tensor, or one tensor of every layer.
+    """One tensor, or one tensor of every layer. A tensor may have several rules, of which a model has the leaf of one at most.
 
     source: its key; {prefix} stands for the table's prefix, {layer} for a layer number.
-    destination: path of the leaf it fills.
-    transform: PyTorch stores linear maps [outputs, inputs], we store [inputs, outputs]; token maps hold differences from the index.
+    destination: path of the leaf it fills, or fills a share of.
+    transform: PyTorch stores linear maps [outputs, inputs], we store [inputs, outputs], or outputs on several axes; token maps hold
+        differences from the index.
+    share: None if the tensor is all of the leaf.
     """
 
     source: str
     destination: str
     transform: Transform
+    share: Share | None = None
 
 
 class Table(NamedTuple):
@@ -33,7 +44,7 @@ class Table(NamedTuple):
 
     prefix: written in front of keys. prefixes: stripped from keys when reading, as often as they occur.
     aliases: other spellings and the key they stand for, as regular expressions of keys without prefix.
-    rules: every leaf of the model has exactly one.
+    rules: every leaf of the model has those of the tensors that fill it.
     repeats: keys that, in a model without a leaf for them, may repeat another leaf: a tied head.
     ignored: regular expressions of keys without prefix that hold nothing the model needs.
     """
@@ -83,17 +94,24 @@ def drafter_table(config: DrafterConfig) -> Table:
     )
 
 
-def _layer(source: str, destination: str, transform: Transform = "none") -> Rule:
-    return Rule("{prefix}layers.{layer}." + source, "layers/{layer}/" + destination, transform)
+def _layer(source: str, destination: str, transform: Transform = "none", share: Share | None = None) -> Rule:
+    return Rule("{prefix}layers.{layer}." + source, "layers/{layer}/" + destination, transform, share)
 
 
 _PROJECTIONS = (
+    # a joint map, without values where keys serve as values, and the two maps of a drafter
+    _layer("self_attn.q_proj.weight", "attention/query_key_value/kernel", "transpose", Share(2, None, -2)),
+    _layer("self_attn.k_proj.weight", "attention/query_key_value/kernel", "transpose", Share(2, -2, -1)),
+    _layer("self_attn.v_proj.weight", "attention/query_key_value/kernel", "transpose", Share(2, -1, None)),
+    _layer("self_attn.q_proj.weight", "attention/query_key/kernel", "transpose", Share(2, None, -1)),
+    _layer("self_attn.k_proj.weight", "attention/query_key/kernel", "transpose", Share(2, -1, None)),
     _layer("self_attn.q_proj.weight", "attention/query/kernel", "transpose"),
+    _layer("self_attn.k_proj.weight", "attention/key_value/kernel", "transpose", Share(1, 0, 1)),
+    _layer("self_attn.v_proj.weight", "attention/key_value/kernel", "transpose", Share(1, 1, 2)),
     _layer("self_attn.k_proj.weight", "attention/key/kernel", "transpose"),
-    _layer("self_attn.v_proj.weight", "attention/value/kernel", "transpose"),
     _layer("self_attn.o_proj.weight", "attention/output/kernel", "transpose"),
-    _layer("mlp.gate_proj.weight", "mlp/gate/kernel", "transpose"),
-    _layer("mlp.up_proj.weight", "mlp/up/kernel", "transpose"),
+    _layer("mlp.gate_proj.weight", "mlp/gate_up/kernel", "transpose", Share(1, 0, 1)),
+    _layer("mlp.up_proj.weight", "mlp/gate_up/kernel", "transpose", Share(1, 1, 2)),
     _layer("mlp.down_proj.weight", "mlp/down/kernel", "transpose"),
     _layer("input_layernorm.weight", "attention_norm/scale"),
 )
@@ -120,8 +138,8 @@ _DRAFTER = (
     Rule("fc.weight", "fusion/kernel", "transpose"),
     Rule("hidden_norm.weight", "context_norm/scale", "none"),
     Rule("layer_fusion_weights", "mixture", "none"),
-    Rule("layers.{layer}.self_attn.k_proj_target.weight", "contexts/{layer}/key/kernel", "transpose"),
-    Rule("layers.{layer}.self_attn.v_proj_target.weight", "contexts/{layer}/value/kernel", "transpose"),
+    Rule("layers.{layer}.self_attn.k_proj_target.weight", "contexts/{layer}/kernel", "transpose", Share(1, 0, 1)),
+    Rule("layers.{layer}.self_attn.v_proj_target.weight", "contexts/{layer}/kernel", "transpose", Share(1, 1, 2)),
     Rule("confidence_head.proj.weight", "confidence/output/kernel", "transpose"),
     Rule("confidence_head.proj.bias", "confidence/output/bias", "none"),
     Rule("d2t", "vocabulary", "offsets"),

@@ -29,7 +29,7 @@ from reanchor_jax.models.target import Target
 from reanchor_jax.weights import check_whole, num_bytes, restore_weights, stored_leaves, write_weights
 
 # of the directories written here; one more when an older version could not read them
-FORMAT = 1
+FORMAT = 2  # since 2, maps of the same input are one leaf
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENIZER_FILES = (
@@ -48,7 +48,7 @@ _TARGET_CONFIG, _DRAFTER_CONFIG = "target_config.json", "drafter_config.json"
 _PROJECT = "reanchor-jax"  # what the provenance of a directory written here says
 
 M = TypeVar("M", bound=nnx.Module)
-# Sharding of every leaf, or what tells it from a leaf's path (`target/layers/0/mlp/up/kernel`), shape and dtype.
+# Sharding of every leaf, or what tells it from a leaf's path (`target/layers/0/mlp/down/kernel`), shape and dtype.
 Shardings = jax.sharding.Sharding | Callable[[str, jax.ShapeDtypeStruct], jax.sharding.Sharding] | None
 
 
@@ -200,7 +200,7 @@ def write(
 def read_contents(path: Path) -> Contents:
     """Read everything but the weights.
 
-    Raises FileNotFoundError if the path is no directory of ours, ValueError for broken JSON and for a directory of a newer version.
+    Raises FileNotFoundError if the path is no directory of ours, ValueError for broken JSON and for a directory of another format.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"{path} is not a directory; give the directory that convert or train wrote.")
@@ -210,12 +210,13 @@ def read_contents(path: Path) -> Contents:
             f"{path} holds neither {_TARGET_CONFIG} nor {_DRAFTER_CONFIG}; {hint or 'give the directory that convert or train wrote'}."
         )
     provenance = read_provenance(path)
-    number = provenance.get("format", 1)  # the first directories have none
-    if not isinstance(number, int) or number > FORMAT:
+    number = provenance.get("format", FORMAT)  # a directory that other hands wrote has none; its leaves will show
+    if number != FORMAT:
         version = importlib.metadata.version("reanchor-jax")
+        is_older = isinstance(number, int) and number < FORMAT
+        advice = "" if is_older else "install a newer reanchor-jax, or "
         raise ValueError(
-            f"{path} has format {number!r}, reanchor-jax {version} reads formats up to {FORMAT}; "
-            "install a newer reanchor-jax, or convert or train it again with this one."
+            f"{path} has format {number!r}, reanchor-jax {version} reads format {FORMAT}; {advice}convert or train it again with this one."
         )
     return Contents(
         target_config=read_json(path / _TARGET_CONFIG),
@@ -287,7 +288,7 @@ def build_drafter(config: DrafterConfig, dtype: Any) -> Drafter:
 
 
 def leaves(module: nnx.Module) -> dict[str, Any]:
-    """Weights (or their shapes) of a module by path, such as `layers/0/attention/query/kernel`."""
+    """Weights (or their shapes) of a module by path, such as `layers/0/attention/query_key_value/kernel`."""
     return {"/".join(map(str, path)): leaf.get_value() for path, leaf in nnx.to_flat_state(nnx.state(module))}
 
 

@@ -1,6 +1,6 @@
 """One folder of weights in Orbax's layout: written a few leaves at a time, restored onto any devices.
 
-In: leaves by path (`layers/0/attention/query/kernel`): arrays, or rows that are read when they are written.
+In: leaves by path (`layers/0/mlp/down/kernel`): arrays, or rows that are read when they are written.
 Out: the folder; or its leaves as arrays.
 Source: Orbax StandardCheckpoint, which is one zarr array a leaf in tensorstore's OCDBT. Restoring takes an abstract tree with shardings, so
     weights saved anywhere load anywhere.

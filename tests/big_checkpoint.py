@@ -21,7 +21,7 @@ import numpy as np
 from safetensors import safe_open
 
 from reanchor_jax import checkpoint
-from reanchor_jax.convert.plan import key_of
+from reanchor_jax.convert.plan import share_index, sources
 from reanchor_jax.convert.tables import target_table
 
 # a prime, so that no two rows, tensors or chunks of whole powers of two hold the same numbers
@@ -163,12 +163,13 @@ def assert_equals_source(directory: Path, source: Path) -> int:
     leaves, table = checkpoint.leaves(target), target_table(target.config)
     weight_map = json.loads((source / "model.safetensors.index.json").read_text())["weight_map"]
     for leaf, value in leaves.items():
-        key, _ = key_of(leaf, table)
-        with safe_open(source / weight_map[key], framework="np") as tensors:
-            tensor = tensors.get_tensor(key)
-        expected = tensor.T if "_proj." in key else tensor
-        assert value.dtype == expected.dtype, leaf
-        assert np.array_equal(np.asarray(value).view(np.uint16), expected.view(np.uint16)), leaf
+        for key, rule in sources(leaf, table):
+            with safe_open(source / weight_map[key], framework="np") as tensors:
+                tensor = tensors.get_tensor(key)
+            expected = tensor.T if "_proj." in key else tensor
+            share = np.ascontiguousarray(np.asarray(value)[share_index(rule.share)]).reshape(expected.shape)
+            assert share.dtype == expected.dtype, key
+            assert np.array_equal(share.view(np.uint16), np.ascontiguousarray(expected).view(np.uint16)), key
     return len(leaves)
 
 

@@ -1,15 +1,17 @@
 """Compile the kernel and a whole round for an H200 without having one, and tell what became of them.
 
     python tests/compile_for_hopper.py              the kernel in every shipped shape: registers, spills, shared memory
-    python tests/compile_for_hopper.py --round      a round of Qwen3-8B's shape too: copies, temporaries, kernels by stage
+    python tests/compile_for_hopper.py --round      a round of Qwen3-8B's shape too: copies, temporaries, kernels by stage, command buffers
 
 Needs, beside jax, `jax-cuda13-plugin` and `jax-cuda13-pjrt` of its version (`pip install --no-deps`) and `nvidia-cuda-nvcc`, `nvidia-nvvm`,
-`nvidia-cuda-nvdisasm`, whose `ptxas` must be on the PATH. Exit status: 0 only if nothing spills and no cache is copied.
+`nvidia-cuda-nvdisasm`, whose `ptxas` must be on the PATH. XLA_FLAGS=--xla_gpu_enable_triton_gemm=false takes cuBLAS for all products; on a
+GPU, XLA times both. Exit status: 0 only if nothing spills, no cache is copied, and a round is one command buffer.
 """
 
 import argparse
 import collections
 import functools
+import math
 import os
 import re
 import sys
@@ -18,10 +20,13 @@ from pathlib import Path
 
 os.environ["JAX_PLATFORMS"] = "cpu"  # the GPU is described, not looked for
 _DUMP = tempfile.mkdtemp(prefix="mosaic-")
+_SCHEDULES = tempfile.mkdtemp(prefix="schedules-")
 os.environ |= {"MOSAIC_GPU_DUMP_PTXAS": "1", "MOSAIC_GPU_DUMP_TO": _DUMP}
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_dump_to={_SCHEDULES} --xla_dump_hlo_module_re=jit_rounds"
 
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
 from flax import nnx  # noqa: E402
 from jax.experimental import topologies  # noqa: E402
 from test_mosaic import SHIPPED  # noqa: E402
@@ -118,17 +123,27 @@ def compile_round(num_layers: int, num_nodes: int, preset: str) -> bool:
     compiled = jax.jit(rounds, donate_argnums=1).lower(*on_an_h200((models, state, jax.ShapeDtypeStruct((), jnp.int32)))).compile()
     memory, text = compiled.memory_analysis(), compiled.as_text()
     buffers = [*state.target_cache, *state.drafter_cache]
-    shapes = {f"bf16[{','.join(map(str, buffer.shape))}]" for buffer in buffers}
-    made = [re.search(r"\} ([\w-]+)\(", line) for line in text.splitlines() if any(f" = {shape}" in line for shape in shapes)]
-    operations = collections.Counter(found[1] for found in made if found)
+    sizes = {math.prod(buffer.shape) for buffer in buffers}
+    made = re.findall(r" = bf16\[([\d,]+)\]\S* ([\w-]+)\(", text)
+    operations = collections.Counter(name for shape, name in made if math.prod(map(int, shape.split(","))) in sizes and "," in shape)
     kernels = kernels_of_the_loop(text)
     stages = collections.Counter((re.findall(rf"(?:^|[/(])({_STAGES})(?=[/)])", name) or ["other"])[-1] for name in kernels)
     print(f"{preset}, {num_layers} + {drafter_config.num_layers} layers, {num_nodes} nodes, context {_CONTEXT}, bfloat16")
     print(f"temporaries {memory.temp_size_in_bytes / 1e6:.0f} MB, caches and state in place {memory.alias_size_in_bytes / 1e6:.0f} MB")
     print(f"of a cache's size: {dict(operations)} ({len(buffers)} caches)")
-    print(f"loops inside a round: {sum(' while(' in line for line in text.splitlines()) - 1}")
-    print(f"kernels of a round: {len(kernels)}, by stage {dict(stages)}, a layer of verify {stages['verify'] / num_layers:.1f}")
-    return not operations.keys() & {"copy", "transpose"} and operations["fusion"] == len(buffers)
+    scheduled = schedule_of_the_loop()
+    print(f"loops inside a round: {sum(' while(' in line for line in text.splitlines()) - 1}; the loop's body is {dict(scheduled)}")
+    attentions = [index for index, name in enumerate(kernels) if "verify" in name and "launch_kernel" in name]
+    layer = sorted(np.diff(attentions))[len(attentions) // 2]  # from one layer's attention to the next's
+    print(f"kernels of a round: {len(kernels)}, by stage {dict(stages)}, a layer of verify {layer}")
+    return not operations.keys() & {"copy", "transpose"} and operations["fusion"] == len(buffers) and scheduled == {"kCommandBuffer": 1}
+
+
+def schedule_of_the_loop() -> collections.Counter[str]:
+    """What the runtime does in each turn of the loop, by kind; a command buffer is one CUDA graph."""
+    (file,) = Path(_SCHEDULES).glob("*jit_rounds*thunk_sequence_after_thunk_passes.txt")
+    body = re.search(r"\n  body:\n((?:    .*\n)*)", file.read_text())
+    return collections.Counter(re.findall(r"^    \d+: (\w+)", body[1], re.MULTILINE))
 
 
 def kernels_of_the_loop(text: str) -> list[str]:

@@ -45,7 +45,7 @@ def test_loaded_weights_and_configs_equal_the_saved_ones(tmp_path, dtype):
     assert_equal(loaded.drafter, models.drafter)
     assert loaded.target.config == models.target.config
     assert loaded.drafter.config == models.drafter.config
-    assert loaded.target.layers[0].mlp.gate.dtype == dtype
+    assert loaded.target.layers[0].mlp.gate_up.dtype == dtype
 
 
 def test_loaded_models_compute_what_the_saved_ones_compute(tmp_path):
@@ -62,7 +62,7 @@ def test_dtype_casts_while_loading(tmp_path):
     loaded = checkpoint.load(save(tmp_path / "pair", models), dtype="bfloat16")
     assert_equal(loaded.target, models.target, dtype=jnp.bfloat16)
     assert_equal(loaded.drafter, models.drafter, dtype=jnp.bfloat16)
-    assert loaded.target.layers[0].mlp.gate.dtype == jnp.bfloat16
+    assert loaded.target.layers[0].mlp.gate_up.dtype == jnp.bfloat16
 
 
 def test_a_target_alone_loads_without_drafter(tmp_path):
@@ -113,7 +113,7 @@ def test_a_sharding_places_every_leaf(tmp_path):
     assert {leaf.sharding for leaf in checkpoint.leaves(loaded.target).values()} == {split}
     assert {leaf.sharding for leaf in checkpoint.leaves(loaded.drafter).values()} == {repeated}
     assert asked.keys() == {f"{part}/{leaf}" for part in ("target", "drafter") for leaf in checkpoint.leaves(getattr(models, part))}
-    assert (asked["target/layers/0/mlp/up/kernel"].shape, asked["drafter/norm/scale"].dtype) == ((24, 38), jnp.bfloat16)
+    assert (asked["target/layers/0/mlp/gate_up/kernel"].shape, asked["drafter/norm/scale"].dtype) == ((24, 2, 38), jnp.bfloat16)
 
 
 def test_a_sharding_that_does_not_fit_is_told_with_its_leaf(tmp_path):
@@ -152,17 +152,17 @@ np.savez(sys.argv[2], **{name.replace("/", "."): np.asarray(leaf) for name, leaf
             np.testing.assert_array_equal(found[name.replace("/", ".")], leaf, err_msg=name)
 
 
-def test_a_directory_without_format_number_loads_and_a_newer_one_is_refused(tmp_path):
+def test_a_directory_without_format_number_loads_and_one_of_another_is_refused(tmp_path):
     models = tiny_models(5, family="qwen3")
     file = save(tmp_path / "pair", models) / "provenance.json"
     provenance = json.loads(file.read_text())
-    assert provenance.pop("format") == checkpoint.FORMAT == 1
+    assert provenance.pop("format") == checkpoint.FORMAT == 2
     file.write_text(json.dumps(provenance))
     assert_equal(checkpoint.load(tmp_path / "pair").target, models.target)
-    for number in (2, "1.5"):
+    for number, advice in ((3, "install a newer"), ("1.5", "install a newer"), (1, "convert or train it again with this one")):
         file.write_text(json.dumps({**provenance, "format": number}))
         for read in (checkpoint.load, checkpoint.load_drafter, inspection.describe):
-            with pytest.raises(ValueError, match=rf"pair has format {number!r}, reanchor-jax \S+ reads formats up to 1; install a newer"):
+            with pytest.raises(ValueError, match=rf"pair has format {number!r}, reanchor-jax \S+ reads format 2; {advice}"):
                 read(tmp_path / "pair")
 
 
@@ -330,7 +330,7 @@ def test_weights_that_do_not_fit_the_config_are_all_listed(tmp_path):
         with pytest.raises(ValueError, match="does not fit its config") as caught:
             read(tmp_path / "pair")
         assert "missing head/kernel" in str(caught.value)
-        assert "unexpected layers/4/attention/key/kernel" in str(caught.value)
+        assert "unexpected layers/4/attention/query_key_value/kernel" in str(caught.value)
         assert "layers/3/mlp/down/kernel has shape (38, 24), its config needs (39, 24)" in str(caught.value)
 
 
@@ -459,7 +459,7 @@ def test_leaves_and_with_leaves_are_inverse():
     target = tiny_models(5).target
     values = {name: 2 * leaf for name, leaf in checkpoint.leaves(target).items()}
     doubled = checkpoint.with_leaves(target, values)
-    np.testing.assert_array_equal(doubled.layers[1].mlp.up.kernel[...], 2 * target.layers[1].mlp.up.kernel[...])
+    np.testing.assert_array_equal(doubled.layers[1].mlp.gate_up.kernel[...], 2 * target.layers[1].mlp.gate_up.kernel[...])
     assert len(values) == len(jax.tree.leaves(nnx.state(target)))
 
 

@@ -18,7 +18,8 @@ from tiny import FAMILIES, tiny_configs, tiny_drafter_config, tiny_llama_config,
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.convert.__main__ import main
 from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface
-from reanchor_jax.convert.plan import key_of
+from reanchor_jax.convert.plan import share_index
+from reanchor_jax.convert.plan import sources as sources_of
 from reanchor_jax.convert.tables import drafter_table, target_table
 
 
@@ -90,24 +91,32 @@ def assert_fails(sources, match, *, error=ConversionError, **kwargs):
     return str(caught.value)
 
 
-def assert_layers(layers, tensors, prefix, *, has_qk_norm):
+def assert_layers(layers, tensors, prefix, *, has_qk_norm, is_split):
     for index, layer in enumerate(layers):
         source = {key.removeprefix(f"{prefix}layers.{index}."): value for key, value in tensors.items()}
         attention, mlp = layer.attention, layer.mlp
+        if is_split:
+            heads, (keys, values) = attention.query.kernel[...], jnp.moveaxis(attention.key_value.kernel[...], 1, 0)
+            num_shared = heads.shape[2]
+        else:
+            heads = attention.query_key_value.kernel[...]
+            num_shared = heads.shape[2] - 2
+            keys, values = heads[:, :, num_shared], heads[:, :, num_shared + 1]
+        width = heads.shape[0]
         kernels = {
-            "self_attn.q_proj": attention.query,
-            "self_attn.k_proj": attention.key,
-            "self_attn.v_proj": attention.value,
-            "self_attn.o_proj": attention.output,
-            "mlp.gate_proj": mlp.gate,
-            "mlp.up_proj": mlp.up,
-            "mlp.down_proj": mlp.down,
+            "self_attn.q_proj": heads[:, :, :num_shared].reshape(width, -1),
+            "self_attn.k_proj": keys.reshape(width, -1),
+            "self_attn.v_proj": values.reshape(width, -1),
+            "self_attn.o_proj": attention.output.kernel[...],
+            "mlp.gate_proj": mlp.gate_up.kernel[:, 0],
+            "mlp.up_proj": mlp.gate_up.kernel[:, 1],
+            "mlp.down_proj": mlp.down.kernel[...],
         }
         scales = {"input_layernorm": layer.attention_norm, "post_attention_layernorm": layer.mlp_norm}
         if has_qk_norm:
             scales |= {"self_attn.q_norm": attention.query_norm, "self_attn.k_norm": attention.key_norm}
-        for name, linear in kernels.items():
-            np.testing.assert_array_equal(linear.kernel[...], source[f"{name}.weight"].T)
+        for name, kernel in kernels.items():
+            np.testing.assert_array_equal(kernel, source[f"{name}.weight"].T)
         for name, norm in scales.items():
             np.testing.assert_array_equal(norm.scale[...], source[f"{name}.weight"])
 
@@ -131,24 +140,28 @@ def test_every_tensor_lands_in_its_leaf(tmp_path, family, dtype, num_shards, pre
         np.testing.assert_array_equal(models.target.head.kernel[...], target_source["lm_head.weight"].T)
     else:
         assert models.target.head is None
-    assert_layers(models.target.layers, target_source, prefix, has_qk_norm=family == "qwen3")
+    assert_layers(models.target.layers, target_source, prefix, has_qk_norm=family == "qwen3", is_split=False)
     prefix = "model." if prefix == "" else ""
     np.testing.assert_array_equal(models.drafter.fusion.kernel[...], drafter_source[f"{prefix}fc.weight"].T)
     np.testing.assert_array_equal(models.drafter.context_norm.scale[...], drafter_source[f"{prefix}hidden_norm.weight"])
     np.testing.assert_array_equal(models.drafter.norm.scale[...], drafter_source[f"{prefix}norm.weight"])
-    assert_layers(models.drafter.layers, drafter_source, prefix, has_qk_norm=True)
+    assert_layers(models.drafter.layers, drafter_source, prefix, has_qk_norm=True, is_split=True)
     for model in (models.target, models.drafter):
         assert {leaf.dtype for leaf in checkpoint.leaves(model).values()} == {dtype}
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma4", *FAMILIES])
-def test_every_leaf_has_exactly_one_rule(family):
+def test_every_entry_of_every_leaf_is_filled_once(family):
     models = small_models(3, family=family)
     for module, table in ((models.target, target_table(models.target.config)), (models.drafter, drafter_table(models.drafter.config))):
-        destinations = [rule.destination for rule in table.rules]
-        assert len(set(destinations)) == len(destinations)
-        keys = {key_of(leaf, table)[0] for leaf in checkpoint.leaves(module)}
-        assert len(keys) == len(checkpoint.leaves(module))
+        filled = {leaf: np.zeros(value.shape, int) for leaf, value in checkpoint.leaves(module).items()}
+        keys = []
+        for leaf, count in filled.items():
+            for key, rule in sources_of(leaf, table):
+                keys.append(key)
+                count[share_index(rule.share)] += 1
+        assert all((count == 1).all() for count in filled.values())
+        assert len(set(keys)) == len(keys)
 
 
 def test_dtype_casts_every_tensor(sources, tmp_path):
@@ -282,7 +295,7 @@ def test_all_problems_of_both_models_come_in_one_error(sources):
     edit(sources[0], spoil_target)
     edit(sources[1], lambda tensors: {**tensors, "fc.weight": np.ones((24, 47), np.float32), "norm.weight": np.ones(24, np.int8)})
     text = assert_fails(sources, "7 problems, nothing was written")
-    assert "target: missing: model.layers.1.mlp.up_proj.weight for layers/1/mlp/up/kernel" in text
+    assert "target: missing: model.layers.1.mlp.up_proj.weight for layers/1/mlp/gate_up/kernel" in text
     assert "target: unexpected: model.layers.3.input_layernorm.weight [24] has no place" in text
     assert "target: unexpected: model.layers.0.self_attn.q_norm.weight [10] has no place" in text
     assert "target: duplicate: norm.weight and model.norm.weight are the same tensor" in text

@@ -70,7 +70,7 @@ def test_sampled_texts_follow_the_targets_distribution(models, proposal, draft_c
         sampling=sampling,
         max_new_tokens=LONG,
     )
-    assert (np.asarray(result.info.num_accepted) > 0).mean() > 0.1  # draws of drafted tokens are among what is tested
+    assert (np.asarray(result.info.num_accepted) > 0).mean() > 0.05  # draws of drafted tokens are among what is tested
     cells = np.asarray(result.tokens) @ VOCAB ** np.arange(LONG)[::-1]
     counts = np.bincount(cells, minlength=VOCAB**LONG)
     assert counts[expected == 0].sum() == 0  # what the filter removes never comes

@@ -52,7 +52,8 @@ def test_targets_and_drafters_of_every_family_equal_autoregress(family, retain, 
     """Prompts of 1 to 20 tokens and windows of 9 and 3: the edges of the windows fall everywhere in prompt and generation."""
     config = small_config(retain, draft_choice)
     infos = [
-        expect_equal(situation(name, family), config, seed=seed, max_new_tokens=SHORT).info for seed, name in enumerate(("random", "flat"))
+        expect_equal(situation(name, family, seed=6), config, seed=seed, max_new_tokens=SHORT).info
+        for seed, name in enumerate(("random", "flat"))
     ]
     histogram = summarize(infos, block_size=BLOCK).histogram
     assert histogram[0] > 0

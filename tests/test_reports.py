@@ -509,7 +509,9 @@ def slow_states(drafter, features, block, first=0):
         return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * weights[name]
 
     def project(x, name, positions):
-        heads = (x @ weights[f"layers/0/attention/{name}/kernel"]).reshape(len(x), -1, 8)
+        maps = weights["layers/0/attention/query/kernel"] if name == "query" else weights["layers/0/attention/key_value/kernel"]
+        maps = {"query": maps, "key": maps[:, 0], "value": maps[:, 1]}[name]
+        heads = (x @ maps.reshape(x.shape[1], -1)).reshape(len(x), -1, 8)
         if name == "value":
             return heads
         heads = norm(heads, f"layers/0/attention/{name}_norm/scale")
@@ -527,8 +529,8 @@ def slow_states(drafter, features, block, first=0):
     mixed = np.einsum("HTN,NHA->THA", scores / scores.sum(axis=-1, keepdims=True), values)
     x = block + mixed.reshape(len(block), -1) @ weights["layers/0/attention/output/kernel"]
     normed = norm(x, "layers/0/mlp_norm/scale")
-    gate = normed @ weights["layers/0/mlp/gate/kernel"]
-    x = x + (gate / (1 + np.exp(-gate)) * (normed @ weights["layers/0/mlp/up/kernel"])) @ weights["layers/0/mlp/down/kernel"]
+    gate, up = (normed @ weights["layers/0/mlp/gate_up/kernel"][:, index] for index in range(2))
+    x = x + (gate / (1 + np.exp(-gate)) * up) @ weights["layers/0/mlp/down/kernel"]
     return norm(x, "norm/scale")
 
 
@@ -722,7 +724,7 @@ def test_the_drafters_context_holds_every_committed_token_and_no_other():
 def test_context_positions_are_not_counted_from_1():
     """vllm-project/speculators#703, #613"""
     attention = pair("random").drafter.layers[0].attention
-    keys = attention.key_norm(attention.key(expected("random").features[:, :1]).reshape(ROWS, 2, 8))  # at position 0 nothing is rotated
+    keys = attention.key_norm(attention.key_value(expected("random").features[:, :1])[:, 0, 0])  # at position 0 nothing is rotated
     np.testing.assert_allclose(generated("random").states[0].drafter_cache[0][:, :2, 0], keys, atol=1e-4)
 
 

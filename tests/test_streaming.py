@@ -58,7 +58,7 @@ def test_weights_written_in_pieces_equal_their_tensors_whatever_the_size_of_a_pi
     monkeypatch.setattr(engine, "_rows", read)
     out = convert(source, tmp_path / "out")
     assert longest <= 700
-    assert assert_equals_source(out, source) == 2 + 11 * 5
+    assert assert_equals_source(out, source) == 2 + 8 * 5
     wide = checkpoint.leaves(checkpoint.load_target(convert(source, tmp_path / "wide", dtype="float32")))
     for name, leaf in checkpoint.leaves(checkpoint.load_target(out)).items():
         np.testing.assert_array_equal(wide[name], leaf.astype(jnp.float32), err_msg=name)
@@ -149,7 +149,7 @@ def test_a_killed_run_is_undone_by_the_same_command(source, tmp_path, moment):
     else:
         assert left == [".out.lock", ".out.partial", "out", "source"]
         assert written > 2600  # at least one group
-    assert assert_equals_source(out, source) == 2 + 11 * 5  # what stood there is whole
+    assert assert_equals_source(out, source) == 2 + 8 * 5  # what stood there is whole
 
     convert(source, out, dtype="float32", overwrite=True)
     assert sorted(os.listdir(tmp_path)) == ["out", "source"]

@@ -97,7 +97,7 @@ def test_the_loss_gives_no_gradient_for_what_lies_after_an_anchor_or_in_the_targ
     assert np.abs(gradient[0, :5]).min(axis=-1).max() > 0
     assert not np.asarray(gradient[0, 5:]).any()
     of_target = jax.jit(jax.grad(lambda target: dflash_loss(models.drafter, target, tokens, anchors, decay=3.0)[0]))(models.target)
-    assert not np.asarray(checkpoint.leaves(of_target)["layers/0/attention/query/kernel"]).any()
+    assert not np.asarray(checkpoint.leaves(of_target)["layers/0/attention/query_key_value/kernel"]).any()
 
 
 def test_a_step_draws_the_same_batch_whenever_it_is_run_and_anchors_leave_room_for_a_block():

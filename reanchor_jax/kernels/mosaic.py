@@ -130,12 +130,13 @@ def _attend(
 
 
 def _joined(mixed: Float[Array, "B G P Q A"], sums: Float[Array, "B G P Q"]) -> Float[Array, "B G Q A"]:
-    """The shares weighted by their sums, in float32. Written out share by share: as reductions, XLA makes three kernels of it."""
+    """The shares weighted by their sums, in float32. Written out share by share and for every column: so XLA makes one kernel of it."""
+    sums = jnp.broadcast_to(sums[..., None], mixed.shape)
     shares = [(mixed[:, :, share].astype(jnp.float32), sums[:, :, share]) for share in range(sums.shape[2])]
     largest = functools.reduce(jnp.maximum, [exponent for _, exponent in shares])
     weights = [jnp.exp2(exponent - largest) for _, exponent in shares]
-    total = functools.reduce(jnp.add, weights)
-    return functools.reduce(jnp.add, [part * (weight / total)[..., None] for (part, _), weight in zip(shares, weights, strict=True)])
+    joined = functools.reduce(jnp.add, [part * weight for (part, _), weight in zip(shares, weights, strict=True)])
+    return joined / functools.reduce(jnp.add, weights)
 
 
 def _dense_entries(positions: Int[Array, "B T"], parts: tuple[DensePart, ...], cache: CachePart, *, window: int | None) -> DensePart:

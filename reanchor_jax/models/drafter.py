@@ -37,14 +37,6 @@ class TokenMap(nnx.Variable):
     """Token ids: integers that no optimiser and no cast may touch."""
 
 
-class ContextProjection(nnx.Module):
-    """Keys and values of one layer's context where they have maps apart from the block's (DFlare)."""
-
-    def __init__(self, width: int, size: int, *, dtype: DTypeLike, rngs: nnx.Rngs):
-        self.key = linear(width, size, dtype=dtype, rngs=rngs)
-        self.value = linear(width, size, dtype=dtype, rngs=rngs)
-
-
 class Drafter(nnx.Module):
     """Block drafter; embedding and head are its own or the target's, as its config says."""
 
@@ -55,8 +47,8 @@ class Drafter(nnx.Module):
         self.fusion = None if is_mixed else linear(num_taps * width, width, dtype=dtype, rngs=rngs)
         if is_mixed:
             self.mixture = nnx.Param(jnp.zeros((config.num_layers, num_taps), dtype))
-        sizes = [layer.num_kv_heads * layer.head_size for layer in config.layers]
-        self.contexts = nnx.List([ContextProjection(width, size, dtype=dtype, rngs=rngs) for size in sizes]) if is_mixed else None
+        shapes = [(2, layer.num_kv_heads, layer.head_size) for layer in config.layers]  # keys and values of the context (DFlare)
+        self.contexts = nnx.List([linear(width, shape, dtype=dtype, rngs=rngs) for shape in shapes]) if is_mixed else None
         self.context_norm = RMSNorm(width, epsilon=config.norm_epsilon, dtype=dtype, is_wide=style.is_norm_wide)
         self.layers = nnx.List(
             [
@@ -65,6 +57,7 @@ class Drafter(nnx.Module):
                     width=config.width,
                     num_heads=config.num_heads,
                     mlp_width=config.mlp_width,
+                    is_split=True,
                     style=style,
                     epsilon=config.norm_epsilon,
                     dtype=dtype,
@@ -99,7 +92,7 @@ class Drafter(nnx.Module):
             return tuple(layer.attention.keys_values(features, positions) for layer in self.layers)
         each = features.reshape(*features.shape[:2], self.config.num_layers, self.config.width)
         return tuple(
-            layer.attention.join(own.key(each[:, :, index]), own.value(each[:, :, index]), positions)
+            layer.attention.join(own(each[:, :, index]), positions)
             for index, (layer, own) in enumerate(zip(self.layers, self.contexts, strict=True))
         )
 

@@ -30,30 +30,36 @@ class RMSNorm(nnx.Module):
         self.is_wide = is_wide
 
     def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
-        wide = normalize(x, epsilon=self.epsilon)
         scale = jnp.expand_dims(self.scale[...], range(x.ndim - 1))
-        if self.is_wide:
-            return (wide * scale.astype(jnp.float32)).astype(x.dtype)
-        return wide.astype(x.dtype) * scale
+        return rescale(normalize(x, epsilon=self.epsilon), scale, x.dtype, is_wide=self.is_wide)
 
 
 class GatedMLP(nnx.Module):
-    """down(activation(gate(x)) * up(x)), without biases; activation is silu or gelu_tanh."""
+    """down(activation(gate(x)) * up(x)), without biases; activation is silu or gelu_tanh.
+
+    gate_up: both maps as one [D, 2, F], because one product over all its columns costs less than two, and F can be split over devices.
+    """
 
     def __init__(self, width: int, mlp_width: int, *, activation: str, dtype: DTypeLike, rngs: nnx.Rngs):
         self.activation = activation
-        self.gate = linear(width, mlp_width, dtype=dtype, rngs=rngs)
-        self.up = linear(width, mlp_width, dtype=dtype, rngs=rngs)
+        self.gate_up = linear(width, (2, mlp_width), dtype=dtype, rngs=rngs)
         self.down = linear(mlp_width, width, dtype=dtype, rngs=rngs)
 
     def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        gate = self.gate(x)
+        both = self.gate_up(x)
+        gate, up = both[..., 0, :], both[..., 1, :]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        return self.down(gate * self.up(x))
+        return self.down(gate * up)
 
 
 class GroupedAttention(nnx.Module):
-    """Projections of grouped-query attention, with optional RMSNorm of queries, keys and values per head."""
+    """Projections of grouped-query attention, with optional RMSNorm of queries, keys and values per head.
+
+    query_key_value: all maps as one [D, G, R+2, A]: the R heads of a group, its keys and its values (query_key, R+1, where values are the
+        keys before norm and rotary).
+    query, key_value: instead of it, if is_split, [D, G, R, A] and [D, 2, G, A] (key, [D, 1, G, A]), for context that has no queries: a
+        slice of a joint map would be copied in every pass.
+    """
 
     def __init__(
         self,
@@ -61,41 +67,71 @@ class GroupedAttention(nnx.Module):
         *,
         width: int,
         num_heads: int,
+        is_split: bool,
         style: StyleConfig,
         epsilon: float,
         dtype: DTypeLike,
         rngs: nnx.Rngs,
     ):
-        size = config.head_size
+        size, num_groups = config.head_size, config.num_kv_heads
+        num_shared = num_heads // num_groups
+
+        def maps(*outputs: int) -> nnx.LinearGeneral:
+            return linear(width, (*outputs, size), dtype=dtype, rngs=rngs)
+
         self.config = config
         self.value_epsilon = epsilon if style.has_value_norm else None
-        self.query = linear(width, num_heads * size, dtype=dtype, rngs=rngs)
-        self.key = linear(width, config.num_kv_heads * size, dtype=dtype, rngs=rngs)
-        self.value = linear(width, config.num_kv_heads * size, dtype=dtype, rngs=rngs) if config.has_value else None
+        self.query_key_value = maps(num_groups, num_shared + 2) if config.has_value and not is_split else None
+        self.query_key = maps(num_groups, num_shared + 1) if not config.has_value and not is_split else None
+        self.query = maps(num_groups, num_shared) if is_split else None
+        self.key_value = maps(2, num_groups) if config.has_value and is_split else None
+        self.key = maps(1, num_groups) if not config.has_value and is_split else None
         self.output = linear(num_heads * size, width, dtype=dtype, rngs=rngs)
         self.query_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype, is_wide=style.is_norm_wide) if style.has_qk_norm else None
         self.key_norm = RMSNorm(size, epsilon=epsilon, dtype=dtype, is_wide=style.is_norm_wide) if style.has_qk_norm else None
 
-    def queries(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> Float[Array, "B T H A"]:
-        """Project, normalise and rotate queries."""
-        q = self._heads(self.query(x))
-        return apply_rotary(q if self.query_norm is None else self.query_norm(q), positions, rope=self.config.rope)
+    def project(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> tuple[Float[Array, "B T H A"], Float[Array, "B 2G T A"]]:
+        """Queries, and keys and values in one array as of `keys_values`."""
+        if self.query is not None:
+            return self._turned(self._normed(self.query(x), self.query_norm), positions), self.keys_values(x, positions)
+        found = self._either(self.query_key_value, self.query_key)(x)
+        heads, values = found if self.query_key_value is None else found[..., :-1, :], found[..., -1, :]
+        if self.query_norm is not None and self.key_norm is not None:
+            # one sum of squares for queries and keys: on a GPU that is a kernel less
+            scales = jnp.stack([*[self.query_norm.scale[...]] * (heads.shape[3] - 1), self.key_norm.scale[...]])
+            wide = normalize(heads, epsilon=self.query_norm.epsilon)
+            heads = rescale(wide, scales[None, None, None], heads.dtype, is_wide=self.query_norm.is_wide)
+        keys = apply_rotary(heads[..., -1, :], positions, rope=self.config.rope)
+        return self._turned(heads[..., :-1, :], positions), self._joined(keys, values)
 
     def keys_values(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]) -> Float[Array, "B 2G T A"]:
-        """Project keys (normalised, rotated) and values into one array: keys are rows 0..G-1, values G..2G-1."""
-        raw = self.key(x)
-        return self.join(raw, raw if self.value is None else self.value(x), positions)
+        """Project keys (normalised, rotated) and values into one array: keys are rows 0..G-1, values G..2G-1. Only if is_split."""
+        return self.join(self._either(self.key_value, self.key)(x), positions)
 
-    def join(self, keys: Float[Array, "B T GA"], values: Float[Array, "B T GA"], positions: Int[Array, "B T"]) -> Float[Array, "B 2G T A"]:
+    def join(self, projected: Float[Array, "B T kinds G A"], positions: Int[Array, "B T"]) -> Float[Array, "B 2G T A"]:
         """Normalise and rotate projected keys, normalise projected values, and put them into one array."""
-        k, v = self._heads(keys), self._heads(values)
-        k = apply_rotary(k if self.key_norm is None else self.key_norm(k), positions, rope=self.config.rope)
-        if self.value_epsilon is not None:
-            v = normalize(v, epsilon=self.value_epsilon).astype(v.dtype)
-        return jnp.concatenate([k, v], axis=2).swapaxes(1, 2)
+        keys = self._normed(projected[:, :, 0], self.key_norm)
+        return self._joined(apply_rotary(keys, positions, rope=self.config.rope), projected[:, :, -1])
 
-    def _heads(self, x: Float[Array, "B T HA"]) -> Float[Array, "B T H A"]:
-        return x.reshape(*x.shape[:2], x.shape[2] // self.config.head_size, self.config.head_size)  # T may be 0, so no -1
+    def _joined(self, keys: Float[Array, "B T G A"], values: Float[Array, "B T G A"]) -> Float[Array, "B 2G T A"]:
+        if self.value_epsilon is not None:
+            values = normalize(values, epsilon=self.value_epsilon).astype(values.dtype)
+        return jnp.concatenate([keys, values], axis=2).swapaxes(1, 2)
+
+    @staticmethod
+    def _either(one: nnx.LinearGeneral | None, other: nnx.LinearGeneral | None) -> nnx.LinearGeneral:
+        found = one if other is None else other
+        assert found is not None
+        return found
+
+    @staticmethod
+    def _normed(x: Array, norm: RMSNorm | None) -> Array:
+        return x if norm is None else norm(x)
+
+    def _turned(self, queries: Float[Array, "B T G R A"], positions: Int[Array, "B T"]) -> Float[Array, "B T H A"]:
+        """Rotate queries; the heads of a group stand beside each other."""
+        num_heads = queries.shape[2] * queries.shape[3]  # T may be 0, so no -1
+        return apply_rotary(queries.reshape(*queries.shape[:2], num_heads, queries.shape[4]), positions, rope=self.config.rope)
 
 
 class DecoderLayer(nnx.Module):
@@ -108,6 +144,7 @@ class DecoderLayer(nnx.Module):
         width: int,
         num_heads: int,
         mlp_width: int,
+        is_split: bool,
         style: StyleConfig,
         epsilon: float,
         dtype: DTypeLike,
@@ -118,7 +155,9 @@ class DecoderLayer(nnx.Module):
 
         self.style = style
         self.attention_norm, self.mlp_norm = norm(), norm()
-        self.attention = GroupedAttention(config, width=width, num_heads=num_heads, style=style, epsilon=epsilon, dtype=dtype, rngs=rngs)
+        self.attention = GroupedAttention(
+            config, width=width, num_heads=num_heads, is_split=is_split, style=style, epsilon=epsilon, dtype=dtype, rngs=rngs
+        )
         self.mlp = GatedMLP(width, mlp_width, activation=style.activation, dtype=dtype, rngs=rngs)
         self.attention_output_norm = norm() if style.has_output_norms else None
         self.mlp_output_norm = norm() if style.has_output_norms else None
@@ -139,9 +178,9 @@ class DecoderLayer(nnx.Module):
         cache: committed keys and values, read only. others: further keys and values with masks of their own.
         """
         normed = self.attention_norm(x)
-        own = self.attention.keys_values(normed, positions)
+        queries, own = self.attention.project(normed, positions)
         mixed = attend(
-            self.attention.queries(normed, positions),
+            queries,
             positions,
             (*others, DensePart(keys_values=own, mask=mask)),
             cache=cache,
@@ -155,9 +194,16 @@ class DecoderLayer(nnx.Module):
         return x if self.scale is None else x * self.scale[...][None, None], own
 
 
-def linear(num_inputs: int, num_outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.Linear:
-    """A linear map without bias; kernel [inputs, outputs]."""
-    return nnx.Linear(num_inputs, num_outputs, use_bias=False, dtype=dtype, param_dtype=dtype, rngs=rngs)
+def linear(num_inputs: int, outputs: int | tuple[int, ...], *, dtype: DTypeLike, rngs: nnx.Rngs) -> nnx.LinearGeneral:
+    """A linear map without bias; kernel [inputs, *outputs]."""
+    return nnx.LinearGeneral(num_inputs, outputs, use_bias=False, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+def rescale(
+    wide: Float[Array, "*batch D"], scale: Float[Array, "*#batch D"], dtype: DTypeLike, *, is_wide: bool
+) -> Float[Array, "*batch D"]:
+    """Multiply what `normalize` made by a norm's weight and cast it: after the product if is_wide, else before."""
+    return (wide * scale.astype(jnp.float32)).astype(dtype) if is_wide else wide.astype(dtype) * scale
 
 
 def normalize(x: Float[Array, "*batch D"], *, epsilon: float) -> Float[Array, "*batch D"]:
