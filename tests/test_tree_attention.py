@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from reanchor_jax.kernels import online
 from reanchor_jax.kernels.parts import CachePart, DensePart
 from reanchor_jax.kernels.tree_attention import attend
 
@@ -67,6 +68,18 @@ def test_attention_equals_a_dense_softmax_over_visible_entries_alone(window):
     for value in (np.nan, np.inf, 1e30):
         part = CachePart(keys_values=with_garbage(cache, LENGTHS, value), lengths=np.asarray(LENGTHS, np.int32))
         np.testing.assert_allclose(attend_jit(window)(queries, positions, parts, cache=part), expected, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 70])
+def test_chunks_of_any_size_make_the_same_attention(monkeypatch, window):
+    queries, positions, parts, cache = drawn(4)
+    expected = dense_attention(queries, positions, parts, cache, LENGTHS, window)
+    part = CachePart(keys_values=with_garbage(cache, LENGTHS, np.nan), lengths=np.asarray(LENGTHS, np.int32))
+    for few, largest in ((0, 128), (10**9, 1024)):  # 64 slots at once, and all of them
+        monkeypatch.setattr(online, "_FEW_SCORES", few)
+        monkeypatch.setattr(online, "_LARGEST_CHUNK", largest)
+        got = jax.jit(functools.partial(attend, window=window))(queries, positions, parts, cache=part)
+        np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
 def test_the_window_compares_positions_not_slots_of_this_call():
