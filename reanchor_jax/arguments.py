@@ -68,6 +68,12 @@ def make_parser(
     bench.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help=known)
     _add_request(bench)
     bench.add_argument(
+        "--peers",
+        metavar="A,B",
+        default="",
+        help="PyTorch programs that take turns with the methods: huggingface (generate of transformers), dflash (the package's loop)",
+    )
+    bench.add_argument(
         "--out", metavar="DIR", required=True, help="folder for results.json, tables.md, charts, and the runs by which it is resumed"
     )
 

@@ -21,7 +21,7 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import charts, compare, demo, methods, profiles, tables, traces
+from reanchor_jax.bench import charts, compare, demo, methods, peers, profiles, tables, traces
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import check_pair
 
@@ -178,6 +178,7 @@ def _bench(args: argparse.Namespace) -> None:
     for name, config in traced.items():
         if not config.is_speculative:
             raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
+    others = _load_peers(args, ids, request)
     out = settle(Path(args.out))
     out.mkdir(parents=True, exist_ok=True)
     surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
@@ -190,21 +191,24 @@ def _bench(args: argparse.Namespace) -> None:
     found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
     # methods that an earlier command has finished stay in the tables
     num_runs = -(-len(ids) // request.batch_size)
-    names += [name for name in dict.fromkeys(run.method for run in found) if name not in names and _count(found, name) == num_runs]
+    kept = [name for name in dict.fromkeys(run.method for run in found) if _count(found, name) == num_runs and name not in others]
+    names += [name for name in kept if name not in names and not peers.is_peer(name)]
     configs |= {name: methods.method_config(name, loaded.models, ids, request=request) for name in names if name not in configs}
-    done = [run for run in found if run.method in names]
+    done = [run for run in found if run.method in {*names, *others, *kept}]
     if done:
-        print(f"{len(done)} of {len(names) * num_runs} runs were measured before and are not repeated", file=sys.stderr)
+        num_asked = len({*names, *others, *kept}) * num_runs
+        print(f"{len(done)} of {num_asked} runs were measured before and are not repeated", file=sys.stderr)
     runs = compare.compare(
         loaded.models,
         ids,
         configs,
         request=request,
+        others=others,
         done=done,
         on_run=lambda run: compare.write_run(out / "runs.jsonl", run),
         show_progress=sys.stderr.isatty(),
     )
-    figures = compare.results(loaded.models, ids, runs, request=request)
+    figures = peers.split_figures(compare.results(loaded.models, ids, runs, request=request))
     title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
     text = tables.markdown_tables(figures, title=title)
     for name, config in traced.items():
@@ -216,7 +220,7 @@ def _bench(args: argparse.Namespace) -> None:
     block_size = 1 if loaded.models.drafter is None else loaded.models.drafter.config.block_size
     written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
-    print(*tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
+    print(*tables.peer_lines(figures), *tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
     if len(written) == 2 and len(names) > 1:
         print("no charts: they need matplotlib, pip install 'reanchor-jax[bench]'", file=sys.stderr)
 
@@ -258,6 +262,15 @@ def _train(args: argparse.Namespace) -> None:
     )
     print(f"written: {written}")
     print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")
+
+
+def _load_peers(args: argparse.Namespace, ids: list[list[int]], request: Request) -> dict[str, Any]:
+    names = list(dict.fromkeys(name.strip() for name in args.peers.split(",") if name.strip()))
+    if not names:
+        return {}
+    if args.pair is None or args.dtype is not None:
+        raise ValueError("--peers goes with --pair, and without --dtype: a peer gets the weights of the pair as they are stored.")
+    return peers.load_peers(names, args.pair, ids, request=request)
 
 
 def _load(args: argparse.Namespace) -> Loaded:

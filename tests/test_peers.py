@@ -1,5 +1,6 @@
-"""Peers are run on our weights and told in the figures of a comparison; the module itself needs no PyTorch."""
+"""Peers are run on our weights and told beside our figures; without them no PyTorch is needed."""
 
+import json
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ from tiny import random_models, tiny_drafter_config, tiny_qwen3_config
 from reanchor_jax import checkpoint
 from reanchor_jax.bench import peers
 from reanchor_jax.bench.methods import Request
+from reanchor_jax.cli import main
 
 PROMPTS = [np.random.default_rng(71).integers(0, 60, length).tolist() for length in (5, 13)]
 
@@ -23,27 +25,66 @@ def directory(tmp_path_factory):
 
 
 @pytest.mark.filterwarnings("ignore:.past_key_values. is deprecated:FutureWarning")  # dflash calls transformers by its old name
-def test_peers_emit_our_tokens_and_their_figures_are_told(directory):
+def test_bench_tells_peers_of_the_same_weights_apart_from_methods_and_keeps_them_when_resumed(directory, tmp_path, capsys):
     pytest.importorskip("torch")
     pytest.importorskip("dflash.model")
-    figures = peers.compare_peers(directory, PROMPTS, request=Request(max_new_tokens=11), methods=(), show_progress=False)
-    assert list(figures["methods"]) == ["autoregressive", "transformers", "dflash-pytorch"]
-    assert figures["identical"]
-    assert figures["methods"]["transformers"]["target_passes"] == 20
-    for name in ("transformers", "dflash-pytorch"):
-        assert figures["methods"][name]["tokens"] == 20
-        assert figures["methods"][name]["prefill_seconds"] > 0
-    assert set(figures["ratios"]) == {"transformers"}  # our dflash was not run
-    rates = [figures["methods"][name]["tokens_per_second"] for name in ("autoregressive", "transformers")]
-    assert figures["ratios"]["transformers"] == pytest.approx(rates[0] / rates[1])
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+    prompts.write_text("".join(json.dumps({"ids": ids}) + "\n" for ids in PROMPTS))
+    command = ["bench", "--pair", str(directory), "--prompts", str(prompts), "--out", str(out), "--max-new-tokens", "11", "--ignore-eos"]
+    assert main([*command, "--methods", "autoregressive", "--peers", "huggingface,dflash"]) == 0
+    told = capsys.readouterr().out
+    figures = json.loads((out / "results.json").read_text())
+    assert list(figures["methods"]) == ["autoregressive"]
+    assert list(figures["peers"]) == ["huggingface", "dflash"]
+    assert figures["peers"]["huggingface"]["target_passes"] == 20
+    assert {"torch", "transformers", "dflash"} <= figures["environment"]["versions"].keys()
+    for found in figures["peers"].values():
+        assert found["identical"]
+        assert found["prefill_seconds"] > 0
+    rate = figures["methods"]["autoregressive"]["tokens_per_second"]
+    ratio = rate / figures["peers"]["huggingface"]["tokens_per_second"]
+    assert figures["peers"]["huggingface"]["ratio"] == pytest.approx(ratio)
+    assert figures["peers"]["dflash"]["ratio"] is None  # our dflash was not run
+    assert f"our autoregressive makes {ratio:.2f} times that; the same tokens" in told
+    assert f"makes {ratio:.2f} times" in (out / "tables.md").read_text()
+    # what was measured is not measured again, and stays among the figures
+    num_runs = len((out / "runs.jsonl").read_text().splitlines())
+    assert main([*command, "--methods", "autoregressive,dflash"]) == 0
+    assert len((out / "runs.jsonl").read_text().splitlines()) == num_runs + len(PROMPTS)
+    again = json.loads((out / "results.json").read_text())
+    assert again["peers"]["huggingface"] == figures["peers"]["huggingface"]
+    assert again["peers"]["dflash"]["ratio"] > 0
 
 
-@pytest.mark.parametrize("wrong", [{"temperature": 0.5}, {"batch_size": 2}])
-def test_a_request_the_peers_cannot_do_is_refused(directory, wrong):
-    with pytest.raises(ValueError, match="one prompt at a time"):
-        peers.compare_peers(directory, PROMPTS, request=Request(max_new_tokens=11, **wrong))
+@pytest.mark.parametrize(
+    ("names", "changes", "message"),
+    [
+        (["vllm"], {}, "peers are huggingface, dflash; got vllm"),
+        (["dflash"], {"temperature": 0.5}, "one prompt at a time; got temperature 0.5"),
+        (["huggingface"], {"batch_size": 2}, "one prompt at a time; got .* batch_size 2"),
+    ],
+)
+def test_what_the_peers_cannot_do_is_refused(directory, names, changes, message):
+    with pytest.raises(ValueError, match=message):
+        peers.load_peers(names, directory, PROMPTS, request=Request(max_new_tokens=11, **changes))
+
+
+def test_packages_that_are_missing_are_named(directory, monkeypatch):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"peers need torch \(pip install torch\), dflash \(pip install --no-deps dflash==0\.1\.0\)"):
+        peers.load_peers(["huggingface", "dflash"], directory, PROMPTS, request=Request(max_new_tokens=11))
+
+
+def test_peers_get_the_stored_weights_of_a_pair(directory, tmp_path, capsys):
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"ids": PROMPTS[0]}) + "\n")
+    command = ["bench", "--prompts", str(prompts), "--out", str(tmp_path / "out"), "--methods", "autoregressive", "--peers", "huggingface"]
+    for models in (["--pair", str(directory), "--dtype", "bfloat16"], ["--target", str(directory)]):
+        assert main([*command, *models]) == 2
+        assert "--peers goes with --pair, and without --dtype" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_module_imports_without_pytorch(tmp_path):
-    code = "import sys; sys.modules['torch'] = None; import reanchor_jax.bench.peers"
+    code = "import sys; sys.modules['torch'] = None; import reanchor_jax.bench.peers, reanchor_jax.cli"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)  # away from the sources: the installed package

@@ -60,14 +60,19 @@ def compare(
     configs: Mapping[str, DecodeConfig],
     *,
     request: Request,
+    others: Mapping[str, Callable[[int], Run]] | None = None,
     done: Sequence[Run] = (),
     on_run: Callable[[Run], None] = lambda run: None,
     show_progress: bool = True,
 ) -> list[Run]:
-    """Run every method over every batch of prompts. done: runs of an earlier call, which are not repeated; on_run sees each new one."""
-    runs = list(done)
+    """Run every method over every batch of prompts; methods take turns.
+
+    others: what is not ours, by name: it makes the run of the batch that begins at a prompt.
+    done: runs of an earlier call, which are not repeated; on_run sees each new one.
+    """
+    runs, others = list(done), others or {}
     finished = {(run.method, run.first) for run in runs}
-    names = list(configs)
+    names = [*configs, *others]
     todo = []
     for turn, first in enumerate(range(0, len(prompts), request.batch_size)):
         shift = turn % len(names)
@@ -75,6 +80,8 @@ def compare(
     with tqdm(total=len(todo), unit="run", disable=not show_progress, leave=False) as progress:
 
         def run(name: str, first: int, warmup_seconds: float) -> Run:
+            if name in others:
+                return others[name](first)._replace(warmup_seconds=warmup_seconds)
             indices = range(first, min(first + request.batch_size, len(prompts)))
             config = configs[name]
             start = time.perf_counter()

@@ -50,7 +50,7 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
         "Ceiling: share of passes that accept every draft of a block.",
         f"Measured on {environment['device']}, {cores(environment)}, {environment['dtype']}, {versions}, {environment['date']}.",
     ]
-    return "\n".join([*lines, *divergence_lines(results), ""])
+    return "\n".join([*lines, *peer_lines(results), *divergence_lines(results), ""])
 
 
 def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *, kept: Sequence[Sequence[Arm]]) -> str:
@@ -72,6 +72,18 @@ def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *
 def cores(environment: Mapping[str, Any]) -> str:
     """The number of cores in words."""
     return f"{environment['cores']} core{'s' if environment['cores'] != 1 else ''}"
+
+
+def peer_lines(results: Mapping[str, Any]) -> list[str]:
+    """A line a peer: its figures, and ours over them; none if there were no peers."""
+    lines = []
+    for name, found in results.get("peers", {}).items():
+        told = f"peer {name}: {_number(found['tokens_per_second'], '{:,.0f}')} tokens/s, τ {found['tau']:.2f}"
+        if found["ratio"] is not None:
+            told += f"; our {found['counterpart']} makes {found['ratio']:.2f} times that"
+        told += "; the same tokens" if found["identical"] else f"; other tokens for {len(found['divergences'])} prompts"
+        lines.append(told)
+    return lines
 
 
 def divergence_lines(results: Mapping[str, Any]) -> list[str]:
