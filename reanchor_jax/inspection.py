@@ -55,6 +55,16 @@ def describe_memory(path: Path | str, *, batch: int, context: int) -> str:
     a pass holds while it runs.
     Raises as `describe`, and ValueError if the target was made for fewer tokens.
     """
+    rows = memory_bytes(path, batch=batch, context=context)
+    rows["total"] = sum(rows.values())
+    sizes = [(f"{value:,}", f"{value / 2**30:.2f} GiB") for value in rows.values()]
+    widths = [max(map(len, column)) for column in zip(*sizes, strict=True)]
+    table = [[name, *(cell.rjust(width) for cell, width in zip(size, widths, strict=True))] for name, size in zip(rows, sizes, strict=True)]
+    return "\n".join([f"memory for a batch of {batch:,} and a context of {context:,} tokens, in bytes:", *_columns(table)])
+
+
+def memory_bytes(path: Path | str, *, batch: int, context: int) -> dict[str, int]:
+    """The bytes that `describe_memory` tells: of the weights, and of the caches of target and drafter."""
     path = Path(path)
     found = checkpoint.read_contents(path)
     weights, caches = 0, {}
@@ -67,11 +77,7 @@ def describe_memory(path: Path | str, *, batch: int, context: int) -> str:
     if found.drafter_config is not None:
         weights += sum(map(num_bytes, stored_leaves(path / "drafter").values()))
         caches["drafter cache"] = batch * context * _cache_bytes(path, checkpoint.read_drafter_config(found, path))
-    rows = {"weights": weights, **caches, "total": weights + sum(caches.values())}
-    sizes = [(f"{value:,}", f"{value / 2**30:.2f} GiB") for value in rows.values()]
-    widths = [max(map(len, column)) for column in zip(*sizes, strict=True)]
-    table = [[name, *(cell.rjust(width) for cell, width in zip(size, widths, strict=True))] for name, size in zip(rows, sizes, strict=True)]
-    return "\n".join([f"memory for a batch of {batch:,} and a context of {context:,} tokens, in bytes:", *_columns(table)])
+    return {"weights": weights, **caches}
 
 
 def _family(drafter: DrafterConfig) -> str:

@@ -5,7 +5,8 @@ import json
 import jax
 import pytest
 
-from reanchor_jax.bench import gpu_check, growth
+from reanchor_jax import inspection, pairs
+from reanchor_jax.bench import costs, gpu_check, growth
 
 
 @pytest.mark.slow
@@ -41,8 +42,19 @@ def test_full_shapes_need_a_gpu(tmp_path, capsys, monkeypatch):
 def test_growth_prints_a_ratio_to_the_first_line_of_each_part(tmp_path, capsys):
     assert growth.main(["--short", "--json", str(tmp_path / "growth.json")]) == 0
     rows = json.loads((tmp_path / "growth.json").read_text())["rows"]
-    assert len({row["part"] for row in rows}) == 6
+    assert len({row["part"] for row in rows}) == 8
     one, two = (row for row in rows if row["part"] == "batch")
     assert two["ratio"] == pytest.approx(two["milliseconds"] / one["milliseconds"])
     assert all(row["milliseconds"] > 0 for row in rows if row["line"] != "rest")
     assert capsys.readouterr().out.count(" ms ") == len(rows)
+
+
+@pytest.mark.slow
+def test_costs_come_from_processes_of_their_own(tmp_path, capsys):
+    out = tmp_path / "costs.json"
+    assert costs.main(["--methods", "autoregressive", "--context", "128", "--batch", "2", "--json", str(out)]) == 0
+    (row,) = json.loads(out.read_text())["rows"]
+    assert min(row["cached_seconds"], row["cold_seconds"]) > 0
+    assert row["estimated_bytes"] == sum(inspection.memory_bytes(pairs.path("stories260k"), batch=2, context=128).values())
+    assert row["peak_bytes"] > row["estimated_bytes"]
+    assert capsys.readouterr().out.count("with the persistent cache") == 1

@@ -1,6 +1,7 @@
 """How the time of a round grows: `python -m reanchor_jax.bench.growth [--json FILE]`.
 
-In: nothing; small models with random weights, float32; ReAnchor with 3 shifted blocks and 64 nodes unless a line says otherwise.
+In: nothing; small models with random weights, float32, and the embedded pair; ReAnchor with 3 shifted blocks and 64 nodes unless a line
+    says otherwise.
 Out: a table of milliseconds and of their ratio to the first line of each part.
 Source: ours.
 """
@@ -16,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
+from reanchor_jax import pairs
 from reanchor_jax.bench.passes import draft_seconds, held_state, random_models, round_seconds, verify_seconds
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
@@ -83,19 +85,23 @@ def _parts(*, is_short: bool) -> Iterator[tuple[str, str, float]]:
         yield "batch", str(rows), _round(models, 1024, 512, num_rows=rows)
     for vocab_size in some((512, 4096, 32768, 151936)):
         yield "vocabulary", str(vocab_size), _round(_models({"vocab_size": vocab_size}), 1024, 512)
-    yield from _stages(_SMOL | ({"num_hidden_layers": 3} if is_short else {}))
+    smol = random_models(_SMOL | ({"num_hidden_layers": 3} if is_short else {}), block_size=_BLOCK, num_drafter_layers=5, dtype=jnp.float32)
+    yield from _stages("stages, SmolLM2-135M's shape", smol, _config(1024, 64), context=512)
+    pair = pairs.load_pair(pairs.path("stories260k"))
+    sizes = {"cache_length": 448, "block_buckets": (), "node_buckets": ()}
+    yield from _stages("stages, embedded pair, chain", pair, DecodeConfig.dflash(**sizes), context=100)
+    whole = DecodeConfig.reanchor(num_nodes=64, **sizes)
+    yield from _stages("stages, embedded pair, ReAnchor", pair, whole, context=100)
 
 
-def _stages(shape: dict[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Stages of a round beside a pass over one token; the rest is merge, walk, commit and retain."""
-    models = random_models(shape, block_size=_BLOCK, num_drafter_layers=5, dtype=jnp.float32)
-    config = _config(1024, 64).resolve(_BLOCK)
-    state = held_state(models, config, 512)
-    part = "stages, SmolLM2-135M's shape"
+def _stages(part: str, models: Models, config: DecodeConfig, *, context: int) -> Iterator[tuple[str, str, float]]:
+    """Stages of a round with all its blocks, beside a pass over one token; the rest is merge, walk, commit and retain."""
+    config = config.resolve(_BLOCK)
+    state = held_state(models, config, context)
     found = {
         "one token": verify_seconds(models, state, 1),
-        "draft": draft_seconds(models, state, config, 1 + _OFFSETS),
-        "verify": verify_seconds(models, state, 64),
+        "draft": draft_seconds(models, state, config, 1 + config.max_offsets),
+        "verify": verify_seconds(models, state, max(config.num_nodes, _BLOCK)),
         "round": round_seconds(models, state, config),
     }
     for line, seconds in found.items():

@@ -1,0 +1,103 @@
+"""What a method costs besides its rounds: `python -m reanchor_jax.bench.costs --pair NAME|DIR [--methods A,B]`.
+
+In: a pair; contexts and batch as asked.
+Out: a line a method: seconds until the first round without and with JAX's persistent compilation cache, and the peak of memory while
+    decoding beside the estimate of `inspect`.
+Source: ours. Each figure comes from a process of its own. A peak is the device's where it tells one, else (Linux) what the process holds
+    beyond its imports: programs too, which is most of it for a small model.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from reanchor_jax import inspection, pairs
+from reanchor_jax.bench.methods import Request, begin, method_config, run_rounds
+from reanchor_jax.text import write_text
+
+_NEW_TOKENS = 32
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure every method in two processes: the second finds what the first compiled."""
+    parser = argparse.ArgumentParser(prog="python -m reanchor_jax.bench.costs", description=__doc__)
+    parser.add_argument("--pair", metavar="NAME|DIR", default="stories260k", help="default: %(default)s")
+    parser.add_argument("--methods", metavar="A,B,C", default="autoregressive,dflash,reanchor", help="default: %(default)s")
+    parser.add_argument("--context", metavar="N", type=int, default=512, help="tokens a row can hold; default: %(default)s")
+    parser.add_argument("--batch", metavar="N", type=int, default=1, help="rows; default: %(default)s")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there too")
+    parser.add_argument("--one", metavar="METHOD", help=argparse.SUPPRESS)
+    args = parser.parse_args(arguments)
+    if args.one is not None:
+        print(json.dumps(_measure(args.pair, args.one, context=args.context, batch=args.batch)))
+        return 0
+    estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
+    rows = []
+    for method in args.methods.split(","):
+        with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
+            cold, warm = (_in_a_process(args, method, folder) for _ in range(2))
+        row = {"method": method, "cold_seconds": cold["seconds"], "cached_seconds": warm["seconds"]}
+        rows.append({**row, "peak_bytes": warm["peak_bytes"], "estimated_bytes": estimate})
+        print(
+            f"{method:20} first round after {cold['seconds']:6.1f} s, with the persistent cache {warm['seconds']:6.1f} s; "
+            f"peak {warm['peak_bytes'] / 1e6:,.0f} MB, estimated {estimate / 1e6:,.0f} MB",
+            flush=True,
+        )
+    if args.json is not None:
+        write_text(args.json, json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")
+    return 0
+
+
+def _in_a_process(args: argparse.Namespace, method: str, folder: str) -> dict[str, Any]:
+    cache = {"JAX_COMPILATION_CACHE_DIR": folder, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    cache["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
+    command = [sys.executable, "-m", "reanchor_jax.bench.costs", "--pair", args.pair, "--one", method]
+    command += ["--context", str(args.context), "--batch", str(args.batch)]
+    done = subprocess.run(command, env={**os.environ, **cache}, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{method} failed: {done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _measure(pair: str, method: str, *, context: int, batch: int) -> dict[str, Any]:
+    """Seconds from loaded weights to the end of the first round, and the peak of memory of a generation after that."""
+    jax.devices()  # the backend is begun before anything is counted
+    before = _resident("VmRSS")
+    models = jax.block_until_ready(pairs.load_pair(pairs.path(pair)))
+    prompts = [[1] * 8] * batch
+    request = Request(max_new_tokens=_NEW_TOKENS, batch_size=batch, cache_length=context)
+    config = method_config(method, models, prompts, request=request)
+
+    def decode(limit: int | None) -> None:
+        state, _ = begin(models, prompts, range(batch), config=config, request=request)
+        jax.block_until_ready(run_rounds(models, state, config=config, request=request, limit=limit))
+
+    start = time.perf_counter()
+    decode(1)
+    seconds = time.perf_counter() - start
+    with contextlib.suppress(OSError, AttributeError):  # what loading and compiling gave back goes back to the system, where that is glibc
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")  # and the peak so far is forgotten
+    decode(None)
+    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
+    return {"seconds": seconds, "peak_bytes": _resident("VmHWM") - before if peak is None else peak}
+
+
+def _resident(name: str) -> int:
+    """Bytes of this process that are in memory, now (VmRSS) or at most (VmHWM)."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
