@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from tqdm import tqdm
 
 from reanchor_jax import pairs
-from reanchor_jax.bench.passes import draft_seconds, held_state, random_models, round_seconds, verify_seconds
+from reanchor_jax.bench.passes import bookkeeping_seconds, draft_seconds, held_state, random_models, round_seconds, verify_seconds
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import write_text
@@ -62,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
         for part, line, milliseconds in progress:
             first = next((row["milliseconds"] for row in rows if row["part"] == part), milliseconds)
             rows.append({"part": part, "line": line, "milliseconds": milliseconds, "ratio": milliseconds / first})
-            progress.write(f"{part:32} {line:>12} {milliseconds:10.3f} ms {milliseconds / first:7.2f}", file=sys.stdout)
+            progress.write(f"{part:32} {line:>27} {milliseconds:10.3f} ms {milliseconds / first:7.2f}", file=sys.stdout)
     if args.json is not None:
         write_text(args.json, json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")
     return 0
@@ -95,18 +95,18 @@ def _parts(*, is_short: bool) -> Iterator[tuple[str, str, float]]:
 
 
 def _stages(part: str, models: Models, config: DecodeConfig, *, context: int) -> Iterator[tuple[str, str, float]]:
-    """Stages of a round with all its blocks, beside a pass over one token; the rest is merge, walk, commit and retain."""
+    """Stages of a round with all its blocks, beside a pass over one token; what they leave of a round is features and retained states."""
     config = config.resolve(_BLOCK)
     state = held_state(models, config, context)
     found = {
         "one token": verify_seconds(models, state, 1),
         "draft": draft_seconds(models, state, config, 1 + config.max_offsets),
         "verify": verify_seconds(models, state, max(config.num_nodes, _BLOCK)),
+        "attach, merge, walk, commit": bookkeeping_seconds(models, state, config),
         "round": round_seconds(models, state, config),
     }
     for line, seconds in found.items():
         yield part, line, 1e3 * seconds
-    yield part, "rest", 1e3 * (found["round"] - found["draft"] - found["verify"])
 
 
 def _models(changes: dict[str, Any]) -> Models:

@@ -16,13 +16,15 @@ import numpy as np
 from flax import nnx
 from jax.typing import DTypeLike
 
-from reanchor_jax.cache import Committed
+from reanchor_jax.cache import Committed, gather, write
+from reanchor_jax.decoding.attach import Match, find_sites, make_paths
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.draft import draft_blocks
 from reanchor_jax.decoding.loop import prefill, step
 from reanchor_jax.decoding.state import DecodeState, num_places
+from reanchor_jax.decoding.trie import merge
 from reanchor_jax.decoding.verify import prompt_mask
-from reanchor_jax.decoding.walk import RUNNING
+from reanchor_jax.decoding.walk import RUNNING, walk
 from reanchor_jax.huggingface import read_drafter, read_target
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
@@ -130,6 +132,45 @@ def draft_seconds(models: Models, state: DecodeState, config: DecodeConfig, num_
     return seconds_each(run, (models, state, noise), state.anchors)
 
 
+def bookkeeping_seconds(models: Models, state: DecodeState, config: DecodeConfig) -> float:
+    """Seconds of a round without its models: attach, merge, walk and commit of given blocks; config is resolved, states' entries are 0."""
+    assert models.drafter is not None
+    places = num_places(models.drafter, config)
+    num_rows, num_blocks = state.lengths.shape[0], 1 + config.max_offsets
+    blocks = jax.random.randint(jax.random.key(0), (num_rows, num_blocks, models.drafter.config.block_size), 0, 4, jnp.int32)
+    zeros = tuple(jnp.zeros((*x.shape[:2], config.num_nodes, x.shape[3]), x.dtype) for x in state.target_cache)
+    context = tuple(jnp.zeros((*x.shape[:2], places, x.shape[3]), x.dtype) for x in state.drafter_cache)
+
+    def run(given, value):
+        blocks, zeros, context, lengths = given
+        target_cache, drafter_cache, shift = value
+        blocks = blocks + shift[:, None, None]
+        match = Match(
+            anchors=blocks[:, :, 0],
+            is_block=jnp.ones(blocks.shape[:2], bool),
+            offsets=jnp.broadcast_to(jnp.arange(num_blocks, dtype=jnp.int32), blocks.shape[:2]),
+            continuations=blocks[:, :, 1:],
+            seconds=blocks[:, 0, 1:],
+            scores=jnp.zeros(blocks.shape, jnp.float32),
+        )
+        sites = find_sites(blocks[:, 0], match, rule=config.attach)
+        kept = jnp.full(sites.shape, blocks.shape[2], jnp.int32)
+        trie = merge(make_paths(blocks, sites, kept), num_nodes=config.num_nodes)
+        walked = walk(
+            trie,
+            trie.tokens,
+            num_places=places,
+            stop_token_ids=state.stop_token_ids,
+            remaining=state.remaining,
+            finish=state.finish,
+        )
+        written = write(target_cache, gather(zeros, walked.nodes), lengths), write(drafter_cache, context, lengths)
+        return *written, walked.num_emitted
+
+    given = blocks, zeros, context, state.lengths
+    return seconds_each(run, given, (state.target_cache, state.drafter_cache, jnp.zeros_like(state.lengths)), times=25)
+
+
 def prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> float:
     """Seconds of reading a prompt of so many tokens, both caches filled."""
     run = jax.jit(prefill, static_argnames=("config", "max_new_tokens"))
@@ -137,8 +178,8 @@ def prefill_seconds(models: Models, config: DecodeConfig, num_tokens: int) -> fl
     return fastest(lambda key: run(models, *prompt, key, config=config, max_new_tokens=8), lambda: jax.random.key(0))[0]
 
 
-def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any) -> float:
-    """Seconds of one run(given, value) -> value."""
+def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any, *, times: int = 1) -> float:
+    """Seconds of one run(given, value) -> value. times: by how much longer both runs are, for what takes microseconds."""
 
     @functools.partial(jax.jit, donate_argnums=2)
     def repeat(count, given, value):
@@ -147,7 +188,7 @@ def seconds_each(run: Callable[[Any, Any], Any], given: Any, value: Any) -> floa
     def of(count):
         return fastest(lambda fresh: repeat(jnp.int32(count), given, fresh), lambda: jax.tree.map(jnp.copy, value))[0], count
 
-    return difference(of(_FEW), of(_MANY))
+    return difference(of(times * _FEW), of(times * _MANY))
 
 
 def fastest(run: Callable[[Any], Any], fresh: Callable[[], Any]) -> tuple[float, Any]:
