@@ -399,6 +399,7 @@ def quick(monkeypatch):
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.slow  # the command line measures one in the quick suite
 def test_a_measured_profile_comes_back_from_its_file(tmp_path):
     found = measured()
     write_profile(tmp_path / "profile.json", found)
