@@ -29,7 +29,7 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.files import error_text, settle
+from reanchor_jax.files import error_text, read_json, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
@@ -188,6 +188,8 @@ def _bench(args: argparse.Namespace) -> None:
     pin_settings(out / "settings.json", settings)
     if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
         pin_settings(out / "schedule.json", dataclasses.asdict(request.schedule))
+    if others:
+        pin_settings(out / "peers.json", peers.versions())
     found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
     # methods that an earlier command has finished stay in the tables
     num_runs = -(-len(ids) // request.batch_size)
@@ -208,7 +210,8 @@ def _bench(args: argparse.Namespace) -> None:
         on_run=lambda run: compare.write_run(out / "runs.jsonl", run),
         show_progress=sys.stderr.isatty(),
     )
-    figures = peers.split_figures(compare.results(loaded.models, ids, runs, request=request))
+    measured_with = read_json(out / "peers.json") or {}
+    figures = peers.split_figures(compare.results(loaded.models, ids, runs, request=request), measured_with)
     title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
     text = tables.markdown_tables(figures, title=title)
     for name, config in traced.items():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny import random_models, tiny_drafter_config, tiny_qwen3_config
 
-from reanchor_jax import checkpoint
+from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.bench import peers
 from reanchor_jax.bench.methods import Request
 from reanchor_jax.cli import main
@@ -54,6 +54,11 @@ def test_bench_tells_peers_of_the_same_weights_apart_from_methods_and_keeps_them
     again = json.loads((out / "results.json").read_text())
     assert again["peers"]["huggingface"] == figures["peers"]["huggingface"]
     assert again["peers"]["dflash"]["ratio"] > 0
+    assert again["environment"]["versions"] == figures["environment"]["versions"]
+    # runs of two versions are not mixed
+    (out / "peers.json").write_text(json.dumps({**json.loads((out / "peers.json").read_text()), "torch": "0.4"}))
+    assert main([*command, "--methods", "autoregressive", "--peers", "huggingface"]) == 2
+    assert "other settings (torch)" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,19 @@ def test_bench_tells_peers_of_the_same_weights_apart_from_methods_and_keeps_them
 def test_what_the_peers_cannot_do_is_refused(directory, names, changes, message):
     with pytest.raises(ValueError, match=message):
         peers.load_peers(names, directory, PROMPTS, request=Request(max_new_tokens=11, **changes))
+
+
+@pytest.mark.parametrize(("changes", "told"), [({"fusion": "per_layer"}, "a mixture of taps"), ({}, "needs a drafter")])
+def test_a_drafter_that_the_loop_would_run_in_part_is_refused(tmp_path, monkeypatch, changes, told):
+    monkeypatch.setattr(peers.importlib.util, "find_spec", lambda name: name)  # as if all were installed
+    target = tiny_qwen3_config()
+    drafter = tiny_drafter_config(target)
+    if changes:
+        drafter[huggingface.OPTIONS] = {**huggingface.read_options(drafter), **changes}
+    models = random_models(target, drafter if changes else None, seed=3)
+    out = checkpoint.save(tmp_path / "pair", models, target_config=target, drafter_config=drafter if changes else None)
+    with pytest.raises(ValueError, match=told):
+        peers.load_peers(["dflash"], out, PROMPTS, request=Request(max_new_tokens=11))
 
 
 def test_packages_that_are_missing_are_named(directory, monkeypatch):

@@ -11,7 +11,7 @@ from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_mod
 from reanchor_jax import checkpoint
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.training import recipe
+from reanchor_jax.training import recipe, trainer
 from reanchor_jax.training.losses import dflash_loss, packed_block_states, tapped_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
 from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train
@@ -251,3 +251,29 @@ def test_an_empty_prompt_is_refused_by_its_index():
     models = tiny_models(2, with_drafter=False)
     with pytest.raises(ValueError, match="prompt 1 has 0 tokens"):
         roll_out(models.target, [[1], []], length=9, temperatures=[0.0, 0.0], seed=0)
+
+
+def test_muon_treats_maps_that_share_a_leaf_as_the_matrices_they_are():
+    """The update of each share is that of a leaf of its own."""
+    rng = np.random.default_rng(5)
+    shapes = {
+        "layers/0/mlp/gate_up/kernel": (6, 2, 10),
+        "layers/0/attention/key_value/kernel": (6, 2, 2, 4),
+        "contexts/0/kernel": (6, 2, 2, 4),
+    }
+    gradients = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
+    gradients["layers/0/attention/query/kernel"] = jnp.asarray(rng.standard_normal((6, 2, 3, 4)), jnp.float32)
+    apart = {f"{name}/{index}": gradients[name][:, index].reshape(6, -1) for name in shapes for index in range(2)}
+    apart["query"] = gradients["layers/0/attention/query/kernel"].reshape(6, -1)
+    optimizer = trainer._optimizer(trainer.TrainConfig(num_steps=4, num_warmup=0, optimizer="muon", weight_decay=0.0))
+
+    def update(gradients):
+        return optimizer.update(gradients, optimizer.init(gradients), gradients)[0]
+
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax relies on both
+        joint, expected = update(gradients), update(apart)
+    assert np.abs(expected["query"]).max() > 0
+    for name in shapes:
+        for index in range(2):
+            np.testing.assert_allclose(joint[name][:, index].reshape(6, -1), expected[f"{name}/{index}"], rtol=2e-4, atol=1e-7)
+    np.testing.assert_allclose(joint["layers/0/attention/query/kernel"].reshape(6, -1), expected["query"], rtol=2e-4, atol=1e-7)

@@ -82,6 +82,18 @@ def test_chunks_of_any_size_make_the_same_attention(monkeypatch, window):
         np.testing.assert_allclose(got, expected, atol=2e-6)
 
 
+@pytest.mark.parametrize("few", [0, 10**9])
+def test_a_window_that_begins_far_behind_meets_the_cache_s_end(monkeypatch, few):
+    monkeypatch.setattr(online, "_FEW_SCORES", few)
+    lengths = [130, 150, 170, 180, 185, 190, SLOTS]
+    queries, _, parts, cache = drawn(6)
+    positions = np.asarray(lengths, np.int32)[:, None] + np.arange(COUNT, dtype=np.int32)[None]
+    part = CachePart(keys_values=with_garbage(cache, lengths, np.nan), lengths=np.asarray(lengths, np.int32))
+    for window in (9, 60):  # from slot 64 on, read 128 at once: the end is met
+        got = jax.jit(functools.partial(attend, window=window))(queries, positions, parts, cache=part)
+        np.testing.assert_allclose(got, dense_attention(queries, positions, parts, cache, lengths, window), atol=2e-6)
+
+
 def test_the_window_compares_positions_not_slots_of_this_call():
     """A query five positions past the length sees five slots fewer than one at the length."""
     queries, _, parts, cache = drawn(5)

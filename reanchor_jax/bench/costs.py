@@ -1,10 +1,10 @@
 """What a method costs besides its rounds: `python -m reanchor_jax.bench.costs --pair NAME|DIR [--methods A,B]`.
 
-In: a pair; contexts and batch as asked.
+In: a pair; a context and a batch as asked.
 Out: a line a method: seconds until the first round without and with JAX's persistent compilation cache, and the peak of memory while
     decoding beside the estimate of `inspect`.
-Source: ours. Each figure comes from a process of its own. A peak is the device's where it tells one, else (Linux) what the process holds
-    beyond its imports: programs too, which is most of it for a small model.
+Source: ours. Each figure comes from a process of its own. A peak is the device's since the process began, where it tells one, else
+    (Linux) what the process holds beyond its imports while decoding: programs too, which is most of it for a small model.
 """
 
 import argparse
@@ -43,14 +43,15 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
     rows = []
-    for method in args.methods.split(","):
+    for method in (name.strip() for name in args.methods.split(",") if name.strip()):
         with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
             cold, warm = (_in_a_process(args, method, folder) for _ in range(2))
         row = {"method": method, "cold_seconds": cold["seconds"], "cached_seconds": warm["seconds"]}
         rows.append({**row, "peak_bytes": warm["peak_bytes"], "estimated_bytes": estimate})
+        peak = "-" if warm["peak_bytes"] is None else f"{warm['peak_bytes'] / 1e6:,.0f} MB"
         print(
             f"{method:20} first round after {cold['seconds']:6.1f} s, with the persistent cache {warm['seconds']:6.1f} s; "
-            f"peak {warm['peak_bytes'] / 1e6:,.0f} MB, estimated {estimate / 1e6:,.0f} MB",
+            f"peak {peak}, estimated {estimate / 1e6:,.0f} MB",
             flush=True,
         )
     if args.json is not None:
@@ -87,16 +88,22 @@ def _measure(pair: str, method: str, *, context: int, batch: int) -> dict[str, A
     seconds = time.perf_counter() - start
     with contextlib.suppress(OSError, AttributeError):  # what loading and compiling gave back goes back to the system, where that is glibc
         ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # and the peak so far is forgotten
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")  # and the peak so far is forgotten
     decode(None)
-    peak = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return {"seconds": seconds, "peak_bytes": _resident("VmHWM") - before if peak is None else peak}
+    peak, most = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use"), _resident("VmHWM")
+    if peak is None and before is not None and most is not None:
+        peak = most - before
+    return {"seconds": seconds, "peak_bytes": peak}
 
 
-def _resident(name: str) -> int:
-    """Bytes of this process that are in memory, now (VmRSS) or at most (VmHWM)."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(name))
+def _resident(name: str) -> int | None:
+    """Bytes of this process that are in memory, now (VmRSS) or at most (VmHWM); None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith(name)), None)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 
-from reanchor_jax import pairs
+from reanchor_jax import checkpoint, pairs
 from reanchor_jax.bench.compare import Run
 from reanchor_jax.bench.methods import Outcome, Request
 
@@ -59,6 +59,8 @@ def load_peers(
     packages = {"torch": "pip install torch", **({"dflash": "pip install --no-deps dflash==0.1.0"} if "dflash" in names else {})}
     if missing := [f"{name} ({how})" for name, how in packages.items() if importlib.util.find_spec(name) is None]:
         raise ValueError(f"peers need {', '.join(missing)}.")
+    if "dflash" in names:
+        _check_plain(directory)
     import torch  # pyright: ignore[reportMissingImports] - an extra
     import transformers
 
@@ -71,8 +73,6 @@ def load_peers(
         if "huggingface" in names:
             decoders["huggingface"] = lambda prompt: transformers_decode(target, prompt, request=request)
         if "dflash" in names:
-            if not (exported / "drafter").is_dir():
-                raise ValueError(f"the peer dflash needs a drafter; {directory} has none.")
             from dflash.model import DFlashDraftModel  # pyright: ignore[reportMissingImports] - an extra
 
             drafter = DFlashDraftModel.from_pretrained(exported / "drafter", dtype="auto").eval()
@@ -84,13 +84,30 @@ def load_peers(
     return {_PREFIX + name: runner(name) for name in names}
 
 
+def _check_plain(directory: Path | str) -> None:
+    """Raise ValueError for a drafter that is none of the package dflash's own kind: it would run with parts left out."""
+    found = checkpoint.read_contents(pairs.path(directory))
+    if found.drafter_config is None:
+        raise ValueError(f"the peer dflash needs a drafter; {directory} has none.")
+    config = checkpoint.read_drafter_config(found, Path(directory))
+    parts = {
+        "a causal head": config.head is not None,
+        "a mixture of taps": config.fusion == "per_layer",
+        "an embedding": config.has_embedding,
+        "a head": config.has_head,
+        "slots that predict the next position": config.is_shifted,
+    }
+    if own := [name for name, has in parts.items() if has]:
+        raise ValueError(f"the peer dflash runs plain DFlash drafters; that of {directory} has {', '.join(own)} of its own.")
+
+
 def is_peer(method: str) -> bool:
     """Whether runs of this name are a peer's."""
-    return method.startswith(_PREFIX)
+    return method.startswith(_PREFIX) and method.removeprefix(_PREFIX) in COUNTERPARTS
 
 
-def split_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures of `compare.results` with the peers' under `peers`, not among the methods.
+def split_figures(figures: Mapping[str, Any], versions: Mapping[str, str]) -> dict[str, Any]:
+    """Figures of `compare.results` with the peers' under `peers`, not among the methods. versions: of the packages they were measured with.
 
     ratio: tokens per second of the method of ours that does the same (counterpart), over the peer's; None if it was not run.
     """
@@ -112,7 +129,7 @@ def split_figures(figures: Mapping[str, Any]) -> dict[str, Any]:
         "identical": all(found["identical"] for found in methods.values()),
         "speedup": speedup,
         "peers": peers,
-        "environment": {**figures["environment"], "versions": figures["environment"]["versions"] | _versions()},
+        "environment": {**figures["environment"], "versions": {**figures["environment"]["versions"], **versions}},
     }
 
 
@@ -146,7 +163,7 @@ def transformers_decode(target: Any, prompt: Sequence[int], *, request: Request)
 def dflash_decode(target: Any, drafter: Any, prompt: Sequence[int], *, request: Request) -> Decoded:
     """`dflash_generate` of the dflash package, timed by itself; its clock waits for CUDA, so without CUDA it gets a plain one."""
     import torch  # pyright: ignore[reportMissingImports] - an extra
-    from dflash import model as dflash  # pyright: ignore[reportMissingImports]  # pyright: ignore[reportMissingImports] - an extra
+    from dflash import model as dflash  # pyright: ignore[reportMissingImports] - an extra
 
     ids: Any = torch.tensor([list(prompt)])
     clock = dflash._cuda_time if torch.cuda.is_available() else time.perf_counter
@@ -193,6 +210,7 @@ def _run(name: str, first: int, decoded: Decoded, request: Request) -> Run:
     return Run(name, first, 0.0, decoded.prefill_seconds, decoded.decode_seconds, [outcome])
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
+    """Versions of the packages that peers run in, as far as they are installed."""
     names = [name for name in ("torch", "transformers", "dflash") if importlib.util.find_spec(name) is not None]
     return {name: importlib.metadata.version(name) for name in names}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jaxtyping import Array
 from tqdm import tqdm
 
 from reanchor_jax import checkpoint
@@ -36,7 +38,7 @@ class TrainConfig:
 
     num_steps: optimiser steps. batch_size: sequences a step. num_anchors: blocks drawn in each of them.
     decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens.
-    optimizer: adamw, or muon for matrices with adamw for the rest.
+    optimizer: adamw, or muon for matrices (each of those that share a leaf by itself) with adamw for the rest.
     learning_rate: its peak, after num_warmup steps; then a cosine down to a hundredth of it.
     checkpoint_steps: steps between checkpoints. evaluation_steps: steps between evaluations.
     """
@@ -143,12 +145,27 @@ def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step
     return tokens, anchors.astype(np.int32)
 
 
+def _matrices(weights: Any) -> Any:
+    """Which axes of each leaf, by path, are the inputs and outputs of a matrix; maps that one leaf holds beside each other stay apart."""
+
+    def axes(path: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+        if leaf.ndim == 2:
+            return optax.contrib.MuonDimensionNumbers(0, 1)
+        if path.endswith("/query/kernel"):
+            return optax.contrib.MuonDimensionNumbers(0, (1, 2, 3))
+        if path.endswith(("/key_value/kernel", "/key/kernel")) or path.startswith("contexts/"):
+            return optax.contrib.MuonDimensionNumbers(0, (2, 3))
+        return optax.contrib.MuonDimensionNumbers(0, 2) if path.endswith("/gate_up/kernel") else None
+
+    return {path: axes(path, leaf) for path, leaf in weights.items()}
+
+
 def _optimizer(config: TrainConfig) -> optax.GradientTransformation:
     schedule = optax.warmup_cosine_decay_schedule(
         0.0, config.learning_rate, config.num_warmup, max(config.num_steps, config.num_warmup + 1), config.learning_rate / 100
     )
     if config.optimizer == "muon":
-        inner = optax.contrib.muon(schedule, weight_decay=config.weight_decay, adam_b2=0.95)
+        inner = optax.contrib.muon(schedule, weight_decay=config.weight_decay, adam_b2=0.95, muon_weight_dimension_numbers=_matrices)
     else:
         inner = optax.adamw(schedule, b1=0.9, b2=0.95, weight_decay=config.weight_decay)
     return optax.chain(optax.clip_by_global_norm(1.0), inner)
