@@ -264,6 +264,7 @@ def test_muon_treats_maps_that_share_a_leaf_as_the_matrices_they_are():
     gradients = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
     gradients["layers/0/attention/query/kernel"] = jnp.asarray(rng.standard_normal((6, 2, 3, 4)), jnp.float32)
     apart = {f"{name}/{index}": gradients[name][:, index].reshape(6, -1) for name in shapes for index in range(2)}
+    gradients["norm/scale"] = apart["norm/scale"] = jnp.asarray(rng.standard_normal(6), jnp.float32)
     apart["query"] = gradients["layers/0/attention/query/kernel"].reshape(6, -1)
     optimizer = trainer._optimizer(trainer.TrainConfig(num_steps=4, num_warmup=0, optimizer="muon", weight_decay=0.0))
 

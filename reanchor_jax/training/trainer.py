@@ -148,7 +148,9 @@ def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step
 def _matrices(weights: Any) -> Any:
     """Which axes of each leaf, by path, are the inputs and outputs of a matrix; maps that one leaf holds beside each other stay apart."""
 
-    def axes(path: str, leaf: Array) -> optax.contrib.MuonDimensionNumbers | None:
+    def axes(path: str, leaf: Array | optax.MaskedNode) -> optax.contrib.MuonDimensionNumbers | None:
+        if isinstance(leaf, optax.MaskedNode):  # optax asks again where it has taken out what is not a matrix
+            return None
         if leaf.ndim == 2:
             return optax.contrib.MuonDimensionNumbers(0, 1)
         if path.endswith("/query/kernel"):
