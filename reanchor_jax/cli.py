@@ -163,7 +163,7 @@ def _figures(outcome: Outcome) -> str:
 
 
 def _bench(args: argparse.Namespace) -> None:
-    names = list(dict.fromkeys([compare.BASELINE, *(name.strip() for name in args.methods.split(",") if name.strip())]))
+    names = list(dict.fromkeys([compare.BASELINE, *methods.split_names(args.methods)]))
     if args.retain is not None and not any(name.partition(":")[0] == "reanchor" for name in [*names, args.traces or ""]):
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
     if args.profile is not None and methods.SCHEDULED not in [*names, args.traces]:
@@ -268,7 +268,7 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _load_peers(args: argparse.Namespace, ids: list[list[int]], request: Request) -> dict[str, Any]:
-    names = list(dict.fromkeys(name.strip() for name in args.peers.split(",") if name.strip()))
+    names = methods.split_names(args.peers)
     if not names:
         return {}
     if args.pair is None or args.dtype is not None:

@@ -22,8 +22,8 @@ from typing import Any
 import jax
 
 from reanchor_jax import inspection, pairs
-from reanchor_jax.bench.methods import Request, begin, method_config, run_rounds
-from reanchor_jax.text import write_text
+from reanchor_jax.bench.methods import Request, begin, method_config, run_rounds, split_names
+from reanchor_jax.bench.passes import write_rows
 
 _NEW_TOKENS = 32
 
@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
     rows = []
-    for method in (name.strip() for name in args.methods.split(",") if name.strip()):
+    for method in split_names(args.methods):
         with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
             cold, warm = (_in_a_process(args, method, folder) for _ in range(2))
         row = {"method": method, "cold_seconds": cold["seconds"], "cached_seconds": warm["seconds"]}
@@ -55,7 +55,7 @@ def main(arguments: list[str] | None = None) -> int:
             flush=True,
         )
     if args.json is not None:
-        write_text(args.json, json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")
+        write_rows(args.json, rows)
     return 0
 
 

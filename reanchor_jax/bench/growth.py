@@ -7,21 +7,26 @@ Source: ours.
 """
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from tqdm import tqdm
 
 from reanchor_jax import pairs
-from reanchor_jax.bench.passes import bookkeeping_seconds, draft_seconds, held_state, random_models, round_seconds, verify_seconds
+from reanchor_jax.bench.passes import (
+    bookkeeping_seconds,
+    draft_seconds,
+    held_state,
+    random_models,
+    round_seconds,
+    verify_seconds,
+    write_rows,
+)
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.text import write_text
 
 _SHAPE = {
     "vocab_size": 4096,
@@ -64,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
             rows.append({"part": part, "line": line, "milliseconds": milliseconds, "ratio": milliseconds / first})
             progress.write(f"{part:32} {line:>27} {milliseconds:10.3f} ms {milliseconds / first:7.2f}", file=sys.stdout)
     if args.json is not None:
-        write_text(args.json, json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")
+        write_rows(args.json, rows)
     return 0
 
 

@@ -81,6 +81,11 @@ class Outcome(NamedTuple):
     rounds: dict[str, list[int]]
 
 
+def split_names(text: str) -> list[str]:
+    """The names of a list with commas, each once."""
+    return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
 def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *, request: Request) -> DecodeConfig:
     """Config of a method for these models and prompts.
 

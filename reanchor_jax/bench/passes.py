@@ -6,8 +6,10 @@ Source: ours. The work of a round does not depend on what the weights say; but f
 """
 
 import functools
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -28,6 +30,7 @@ from reanchor_jax.decoding.walk import RUNNING, walk
 from reanchor_jax.huggingface import read_drafter, read_target
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
+from reanchor_jax.text import write_text
 
 REPEATS = 5  # runs, of which the fastest counts: what else the machine does only ever adds, and the first may compile
 _FEW, _MANY = 4, 16  # rounds of a short and a long run
@@ -206,3 +209,8 @@ def difference(few: tuple[float, int], many: tuple[float, int]) -> float:
     """Seconds of one unit from the seconds and units of a short and a long run, so that what a call takes by itself is left out."""
     # on a machine that stumbled in every short run, the long one still tells the order of size
     return max((many[0] - few[0]) / (many[1] - few[1]), 0.1 * many[0] / many[1])
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write figures as JSON, with the device and the version they were measured on."""
+    write_text(path, json.dumps({"device": jax.devices()[0].device_kind, "jax": jax.__version__, "rows": rows}, indent=1) + "\n")

@@ -102,8 +102,7 @@ class Target(nnx.Module):
         """The head alone: logits before the soft cap."""
         if self.head is not None:
             return self.head(states)
-        if (
-            states.size == self.config.width
-        ):  # one row, on the right: on the left, jax 0.11 and later read the table at a quarter of the speed
+        # one row, on the right: on the left, jax 0.11 and later read the table at a quarter of the speed
+        if states.size == self.config.width:
             return (self.embedding.embedding[...] @ states.reshape(-1)).reshape(*states.shape[:-1], -1)
         return self.embedding.attend(states)
