@@ -34,7 +34,7 @@ CASES = [
 def models():
     target = tiny_llama_config(num_hidden_layers=1, vocab_size=VOCAB)
     drafter = tiny_drafter_config(target, block_size=3, num_hidden_layers=1, layer_types=["full_attention"], target_layer_ids=[0])
-    return random_models(target, drafter, seed=5)
+    return random_models(target, drafter, seed=8)
 
 
 def exact_probabilities(models, sampling):
@@ -70,7 +70,7 @@ def test_sampled_texts_follow_the_targets_distribution(models, proposal, draft_c
         sampling=sampling,
         max_new_tokens=LONG,
     )
-    assert (np.asarray(result.info.num_accepted) > 0).mean() > 0.05  # draws of drafted tokens are among what is tested
+    assert (np.asarray(result.info.num_accepted) > 0).mean() > 0.1  # draws of drafted tokens are among what is tested
     cells = np.asarray(result.tokens) @ VOCAB ** np.arange(LONG)[::-1]
     counts = np.bincount(cells, minlength=VOCAB**LONG)
     assert counts[expected == 0].sum() == 0  # what the filter removes never comes
