@@ -140,7 +140,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         "--num-nodes",
         metavar="N",
         type=_positive,
-        help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the block size squared, at most 256)",
+        help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the tokens of all blocks, at most 256)",
     )
     parser.add_argument("--profile", metavar="FILE", help="costs measured by the command profile; adds the method scheduled")
     parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")

@@ -49,6 +49,8 @@ def test_plain_decoding_resolves_to_itself():
 def test_a_small_block_gives_a_small_trie():
     assert DecodeConfig.reanchor().resolve(5).num_nodes == 25
     assert DecodeConfig.reanchor().resolve(5).max_offsets == 4
+    assert DecodeConfig.reanchor(max_offsets=1).resolve(16).num_nodes == 32  # two blocks hold no more
+    assert DecodeConfig.reanchor(retain="both").resolve(5).num_nodes == 25
     assert DecodeConfig.dflash().resolve(7).num_nodes == 7
     assert DecodeConfig.ddtree().resolve(16).num_nodes == 64
     assert DecodeConfig.reanchor_tree(20).resolve(16) == DecodeConfig(

@@ -121,8 +121,8 @@ class DecodeConfig:
     reliability: what a prefix that goes over to a shifted block is worth beside one that goes on in the baseline, from 0 (never) to 1.
     num_ranks: tokens of each slot that `expand` looks at; 0 means 16, or the vocabulary if that is smaller.
     max_offsets: most shifted blocks a round drafts; 0 means as many as the policy can retain (see `resolve`).
-    num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, 64 with `expand`, else the square of the block
-        size, at most 256.
+    num_nodes: trie capacity, anchor included; 0 means the block size for the plain chain, 64 with `expand`, else the tokens of all blocks,
+        at most 256 and at most the square of the block size.
     draft_choice: how draft tokens are picked from drafter logits at temperature > 0: `coupled` draws them with the noise with which the
         target will draw at their place, `independent` with their own (the paper's), `argmax` takes the likeliest.
     min_confidence: blocks are cut before the first token that a drafter with a confidence head trusts less; 0 cuts nothing.
@@ -316,7 +316,7 @@ class DecodeConfig:
         chains = {"none": 0, "baseline": 1, "suffix": 1, "deepest": 2, "both": 3, "descendants": 2}[self.retain]
         # of a merged tree the first offsets bring all of the gain: eight of blocks of 16 as much as fifteen
         offsets = self.max_offsets or (block_size // 2 if self.expand == "merge" else chains * (block_size - 1))
-        default = 64 if self.expand != "none" else min(block_size**2, 256) if offsets else block_size
+        default = 64 if self.expand != "none" else min(block_size * min(1 + offsets, block_size), 256)
         nodes = self.num_nodes or max(default, block_size)
         if nodes < block_size:
             raise ValueError(f"num_nodes ({nodes}) must hold the baseline block of {block_size} tokens; raise it to at least {block_size}.")
