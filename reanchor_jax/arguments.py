@@ -15,7 +15,9 @@ from reanchor_jax.bench.methods import METHODS, Request
 from reanchor_jax.bench.profiles import ProfileConfig
 from reanchor_jax.checkpoint import DTYPES
 from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES
-from reanchor_jax.training.recipe import DrafterShape, RolloutConfig
+from reanchor_jax.training.recipe import RolloutConfig
+from reanchor_jax.training.settings import recipe_names
+from reanchor_jax.training.shape import DrafterShape
 from reanchor_jax.training.trainer import TrainConfig
 
 T = TypeVar("T")
@@ -94,6 +96,10 @@ def make_parser(
     source.add_argument("--pair", metavar="NAME|DIR", help="embedded pair or directory; its target is used")
     train.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt`: texts to begin from")
     train.add_argument("--out", metavar="DIR", required=True, help="folder for rollouts, log, checkpoints and drafter/")
+    train.add_argument(
+        "--recipe", metavar="NAME|FILE", help=f"settings in place of the defaults: {', '.join(recipe_names())}, or a JSON file"
+    )
+    train.add_argument("--start", metavar="NAME|DIR", help="pair or drafter whose weights are taken over where they fit")
     for record in (RolloutConfig, DrafterShape, TrainConfig):
         add_fields(train, record)
 
@@ -114,16 +120,21 @@ def add_fields(parser: argparse.ArgumentParser, record: type) -> None:
         group.add_argument(
             f"--{field.name.replace('_', '-')}",
             type=_reader(field.type),
-            required=not has_default and field.name != "mask_token_id",  # the mask token is looked up in the tokenizer
             metavar={int: "N", float: "X", str: "NAME", int | None: "N"}.get(field.type, "A,B,C"),
             help=_sentence(record, field.name) + default,
         )
 
 
-def read_fields(args: argparse.Namespace, record: type[T], **given: Any) -> T:
-    """Build a config dataclass from the flags of `add_fields`."""
-    names = [field.name for field in dataclasses.fields(record)]  # pyright: ignore[reportArgumentType]
-    return record(**{name: getattr(args, name) for name in names if getattr(args, name) is not None} | given)
+def read_fields(args: argparse.Namespace, record: type[T], **defaults: Any) -> T:
+    """Build a config dataclass from the flags of `add_fields`, and from defaults where a flag is not given.
+
+    Raises ValueError if a field has neither.
+    """
+    fields = dataclasses.fields(record)  # pyright: ignore[reportArgumentType]
+    values = defaults | {field.name: getattr(args, field.name) for field in fields if getattr(args, field.name) is not None}
+    if missing := [field.name for field in fields if field.default is dataclasses.MISSING and field.name not in values]:
+        raise ValueError(f"give {', '.join('--' + name.replace('_', '-') for name in missing)}.")
+    return record(**values)
 
 
 def _add_models(parser: argparse.ArgumentParser) -> None:

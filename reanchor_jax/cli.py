@@ -33,7 +33,9 @@ from reanchor_jax.files import error_text, read_json, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
-from reanchor_jax.training.recipe import DrafterShape, RolloutConfig, make_drafter
+from reanchor_jax.training.recipe import RolloutConfig, make_drafter
+from reanchor_jax.training.settings import NO_RECIPE, read_recipe
+from reanchor_jax.training.shape import DrafterShape
 from reanchor_jax.training.trainer import TrainConfig
 
 
@@ -244,7 +246,8 @@ def _train(args: argparse.Namespace) -> None:
     loaded = _load(args)
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, so its texts cannot be read; add tokenizer.json to the directory.")
-    mask = args.mask_token_id
+    recipe = read_recipe(args.recipe) if args.recipe else NO_RECIPE
+    mask = recipe.drafter.get("mask_token_id") if args.mask_token_id is None else args.mask_token_id
     if mask is None:
         candidates = (getattr(loaded.tokenizer, f"{name}_token_id", None) for name in ("mask", "unk", "pad"))
         mask = next((token for token in candidates if token is not None), None)
@@ -252,16 +255,22 @@ def _train(args: argparse.Namespace) -> None:
             raise ValueError(
                 "the tokenizer names no mask, unknown or padding token; give --mask-token-id, an id that never occurs in text."
             )
-    shape = read_fields(args, DrafterShape, mask_token_id=mask)
+    start = args.start or recipe.start
     written = make_drafter(
         loaded.models.target,
         read_texts(args.prompts),
         lambda text: encode(loaded.tokenizer, text),
-        rollout_config=read_fields(args, RolloutConfig),
-        shape=shape,
-        config=read_fields(args, TrainConfig),
+        rollout_config=read_fields(args, RolloutConfig, **recipe.rollouts),
+        shape=read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask}),
+        config=read_fields(args, TrainConfig, **recipe.training),
         out=settle(Path(args.out)),
-        sources={"target": loaded.name, "texts": Path(args.prompts).name},
+        sources={
+            "target": loaded.name,
+            "texts": Path(args.prompts).name,
+            "recipe": recipe.name or None,
+            "start": start and Path(start).name,
+        },
+        start=None if start is None else checkpoint.load_drafter(pairs.path(start), dtype=getattr(args, "dtype", None)),
     )
     print(f"written: {written}")
     print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")

@@ -1,5 +1,6 @@
 """Training: packed blocks equal decoding, the loss equals a slow oracle, a resumed run equals an uninterrupted one."""
 
+import functools
 import json
 
 import jax
@@ -10,14 +11,15 @@ from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_mod
 
 from reanchor_jax import checkpoint
 from reanchor_jax.cache import Committed, init_cache, write
+from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.training import recipe, trainer
-from reanchor_jax.training.losses import dflash_loss, packed_block_states, tapped_states
+from reanchor_jax.training.packed import packed_block_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
-from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train
+from reanchor_jax.training.shape import DrafterShape
+from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train, warm_start
 
 LENGTH = 23
-TAPPED = jax.jit(tapped_states, static_argnums=2)
 PACKED = jax.jit(packed_block_states)
 SLIDING = {"layer_types": ["sliding_attention"] * 2, "use_sliding_window": True, "sliding_window": 6}
 SHAPES = {
@@ -33,6 +35,12 @@ def pair(shape: str) -> Models:
     return random_models(target, tiny_drafter_config(target, **SHAPES[shape]), seed=3)
 
 
+@functools.partial(jax.jit, static_argnums=2)
+def tapped(target, tokens, target_layer_ids):
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
+    return target(tokens, positions, prompt_mask(tokens.shape[1]), target_layer_ids=target_layer_ids).taps
+
+
 def sequences(models: Models, rows: int, seed: int = 0) -> jax.Array:
     return jnp.asarray(np.random.default_rng(seed).integers(models.target.config.vocab_size, size=(rows, LENGTH)), jnp.int32)
 
@@ -43,7 +51,7 @@ def test_packed_blocks_equal_the_blocks_that_decoding_runs_from_the_same_anchor(
     target, drafter = models
     tokens = sequences(models, 2)
     anchors = jnp.asarray([[1, 9, 16], [4, 12, 15]], jnp.int32)
-    taps = TAPPED(target, tokens, drafter.config.target_layer_ids)
+    taps = tapped(target, tokens, drafter.config.target_layer_ids)
     packed = PACKED(drafter, target, taps, tokens, anchors)
 
     @jax.jit
@@ -62,54 +70,16 @@ def test_packed_blocks_equal_the_blocks_that_decoding_runs_from_the_same_anchor(
         np.testing.assert_allclose(packed[:, column], decode(target, drafter, taps, anchors[:, column]), atol=2e-5)
 
 
-def test_the_loss_equals_a_loop_over_anchors_and_slots():
-    models = pair("sliding, both ways in the block")
-    target, drafter = models
-    tokens = sequences(models, 2, seed=1)
-    anchors = jnp.asarray([[2, 20], [11, 17]], jnp.int32)  # two of the blocks reach past the end
-    decay = 3.0
-    loss, info = jax.jit(lambda *arrays: dflash_loss(*arrays, decay=decay))(drafter, target, tokens, anchors)
-
-    taps = TAPPED(target, tokens, drafter.config.target_layer_ids)
-    logits = np.asarray(target.logits(PACKED(drafter, target, taps, tokens, anchors)), np.float64)
-    total, weights, hits = 0.0, 0.0, {}
-    for row in range(2):
-        for column in range(2):
-            for slot in range(1, drafter.config.block_size):
-                place = int(anchors[row, column]) + slot
-                if place >= LENGTH:
-                    continue
-                scores, label = logits[row, column, slot], int(tokens[row, place])
-                weight = np.exp(-(slot - 1) / decay)
-                total += weight * (np.log(np.exp(scores).sum()) - scores[label])
-                weights += weight
-                hits.setdefault(slot, []).append(np.argmax(scores) == label)
-    assert float(loss) == pytest.approx(total / weights, rel=1e-5)
-    np.testing.assert_allclose(info.hit_rates, [np.mean(hits[slot]) for slot in range(1, drafter.config.block_size)], atol=1e-6)
-
-
-def test_the_loss_gives_no_gradient_for_what_lies_after_an_anchor_or_in_the_target():
-    models = pair("full")
-    tokens = sequences(models, 1)
-    anchors = jnp.asarray([[5]], jnp.int32)
-    taps = TAPPED(models.target, tokens, models.drafter.config.target_layer_ids)
-    gradient = jax.jit(jax.grad(lambda taps: packed_block_states(models.drafter, models.target, taps, tokens, anchors).sum()))(taps)
-    assert np.abs(gradient[0, :5]).min(axis=-1).max() > 0
-    assert not np.asarray(gradient[0, 5:]).any()
-    of_target = jax.jit(jax.grad(lambda target: dflash_loss(models.drafter, target, tokens, anchors, decay=3.0)[0]))(models.target)
-    assert not np.asarray(checkpoint.leaves(of_target)["layers/0/attention/query_key_value/kernel"]).any()
-
-
 def test_a_step_draws_the_same_batch_whenever_it_is_run_and_anchors_leave_room_for_a_block():
     rng = np.random.default_rng(0)
     rollouts = Rollouts(tokens=rng.integers(61, size=(9, LENGTH)).astype(np.int32), starts=rng.integers(1, LENGTH - 1, size=9))
     config = TrainConfig(num_steps=5, batch_size=7, num_anchors=11)
-    tokens, anchors = draw_batch(rollouts, config=config, block_size=7, step=3)
+    tokens, anchors, *_ = draw_batch(rollouts, config=config, block_size=7, step=3)
     again = draw_batch(rollouts, config=config, block_size=7, step=3)
-    assert np.array_equal(tokens, again[0])
-    assert np.array_equal(anchors, again[1])
+    assert np.array_equal(tokens, again.tokens)
+    assert np.array_equal(anchors, again.anchors)
     other = draw_batch(rollouts, config=config, block_size=7, step=4)
-    assert not np.array_equal(anchors, other[1])
+    assert not np.array_equal(anchors, other.anchors)
     starts = {row.tobytes(): start for row, start in zip(rollouts.tokens, rollouts.starts, strict=True)}
     first = np.asarray([starts[row.tobytes()] for row in tokens])
     assert (anchors >= np.minimum(first, LENGTH - 7)[:, None]).all()
@@ -166,6 +136,47 @@ def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_optax_promotes")
+def test_a_checkpoint_cut_short_is_passed_over_for_the_one_before_it(tmp_path, capsys):
+    models = tiny_models(5)
+    rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
+    config = TrainConfig(num_steps=3, batch_size=2, num_anchors=2, checkpoint_steps=1, evaluation_steps=1, num_warmup=1)
+
+    def run(out):
+        return checkpoint.leaves(train(models.drafter, models.target, rollouts, config=config, out=out, show_progress=False))
+
+    whole = run(tmp_path)
+    newest = tmp_path / "checkpoints" / "3"
+    largest = max((file for file in newest.rglob("*") if file.is_file()), key=lambda file: file.stat().st_size)
+    largest.write_bytes(largest.read_bytes()[: largest.stat().st_size // 2])
+    again = run(tmp_path)
+    assert "checkpoint 3 cannot be read, so the one before it is used" in capsys.readouterr().out
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, again[name], err_msg=name)
+    steps = [json.loads(line)["step"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3]
+    for file in (tmp_path / "checkpoints").rglob("*"):
+        if file.is_file() and file.stat().st_size > 1000:
+            file.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"no checkpoint of .* can be read; remove it to begin again"):
+        run(tmp_path)
+
+
+def test_a_warm_start_takes_what_fits_and_says_what():
+    models = pair("full")
+    fresh = init_drafter(models.drafter.config, models.target, seed=7)
+    drafter, taken = warm_start(fresh, models.drafter)
+    assert taken == sorted(checkpoint.leaves(models.drafter))
+    target = tiny_llama_config()
+    other = random_models(target, tiny_drafter_config(target, num_hidden_layers=1, layer_types=["full_attention"]), seed=4)
+    drafter, taken = warm_start(fresh, other.drafter)
+    assert taken == sorted(path for path in checkpoint.leaves(models.drafter) if not path.startswith("layers/1/"))
+    for path, value in checkpoint.leaves(drafter).items():
+        expected = checkpoint.leaves(other.drafter if path in taken else fresh)[path]
+        np.testing.assert_array_equal(value, expected, err_msg=path)
+
+
 @pytest.mark.usefixtures("as_optax_promotes")
 def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path):
     models = tiny_models(5)
@@ -187,7 +198,9 @@ def test_sequences_too_short_for_a_block_are_refused(tmp_path):
     ("field", "value", "message"),
     [
         ("num_steps", 0, "num_steps must be at least 1"),
-        ("decay", 0.0, "decay must be more than 0"),
+        ("decay", -1.0, "decay must be 0 or more"),
+        ("emphasis", 0.0, "emphasis must be more than 0"),
+        ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, draft-opd; got 'eagle'"),
         ("optimizer", "sgd", "adamw or muon"),
         ("seed", -1, "seed must be 0 or more"),
         ("num_warmup", -2, "num_warmup must be 0 or more"),
@@ -207,7 +220,7 @@ def test_a_sequence_length_that_fits_no_block_or_not_the_target_is_refused_befor
             [],
             lambda text: pytest.fail("a text was read"),
             rollout_config=rollout_config,
-            shape=recipe.DrafterShape(mask_token_id=3, block_size=8),
+            shape=DrafterShape(mask_token_id=3, block_size=8),
             config=TrainConfig(num_steps=1),
             out=tmp_path / "out",
             sources={},

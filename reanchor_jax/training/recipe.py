@@ -18,7 +18,6 @@ import jax
 import numpy as np
 
 from reanchor_jax import checkpoint, huggingface
-from reanchor_jax.config import TargetConfig
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import generate
 from reanchor_jax.models.drafter import Drafter, Models
@@ -26,7 +25,8 @@ from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
 from reanchor_jax.text import pin_settings
 from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
-from reanchor_jax.training.trainer import TrainConfig, init_drafter, train
+from reanchor_jax.training.shape import DrafterShape
+from reanchor_jax.training.trainer import TrainConfig, init_drafter, train, warm_start
 
 _SHORTEST_PART = 80  # characters; a text's last paragraphs, if shorter, begin nothing worth continuing
 _EVALUATED_PROMPT, _EVALUATED_NEW = 32, 100  # tokens of a held-out text that are given, and that are decoded
@@ -61,73 +61,6 @@ class RolloutConfig:
                 raise ValueError(f"{name} must lie in [0, 1]; got {getattr(self, name)}.")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DrafterShape:
-    """Shape of the drafter.
-
-    mask_token_id: an id that never occurs in text. num_layers: drafter layers. num_heads: query heads.
-    num_kv_heads: key/value heads; None is num_heads. head_size: width of a head; None is the target's width / num_heads.
-    mlp_width: None is 4 times the target's width. block_size: anchor and drafted tokens.
-    window: context tokens a block sees; 0 is all of them. target_layer_ids: tapped layers; None is all, or 5 spread evenly of more.
-    """
-
-    mask_token_id: int
-    num_layers: int = 3
-    num_heads: int = 4
-    num_kv_heads: int | None = None
-    head_size: int | None = None
-    mlp_width: int | None = None
-    block_size: int = 16
-    window: int = 64
-    target_layer_ids: tuple[int, ...] | None = None
-
-    def __post_init__(self):
-        least = {"num_layers": 1, "num_heads": 1, "num_kv_heads": 1, "head_size": 2, "mlp_width": 1, "block_size": 2, "window": 0}
-        for name, bound in least.items():
-            value = getattr(self, name)
-            if value is not None and value < bound:
-                raise ValueError(f"{name} must be at least {bound}; got {value}.")
-        if self.num_heads % (self.num_kv_heads or self.num_heads):
-            raise ValueError(f"num_kv_heads ({self.num_kv_heads}) must divide num_heads ({self.num_heads}).")
-        if self.head_size is not None and self.head_size % 2:
-            raise ValueError(f"head_size must be even, for rotary embeddings turn pairs; got {self.head_size}.")
-
-    def huggingface(self, target: TargetConfig) -> dict[str, Any]:
-        """The `config.json` dict of a drafter of this shape for a target. Raises ValueError as DrafterConfig."""
-        taps = self.target_layer_ids
-        if taps is None:
-            taps = tuple(np.unique(np.linspace(0, target.num_layers - 1, min(5, target.num_layers)).round().astype(int)).tolist())
-        config = {
-            "architectures": ["DFlashDraftModel"],
-            "model_type": "qwen3",
-            "vocab_size": target.vocab_size,
-            "hidden_size": target.width,
-            "intermediate_size": self.mlp_width or 4 * target.width,
-            "num_hidden_layers": self.num_layers,
-            "num_attention_heads": self.num_heads,
-            "num_key_value_heads": self.num_kv_heads or self.num_heads,
-            "head_dim": self.head_size or max(target.width // self.num_heads // 2 * 2, 2),  # rotary turns pairs
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "max_position_embeddings": target.max_positions,
-            "rope_theta": 10000.0,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "layer_types": ["sliding_attention" if self.window else "full_attention"] * self.num_layers,
-            "use_sliding_window": bool(self.window),
-            "sliding_window": self.window or None,
-            "max_window_layers": 0,
-            "is_causal": False,
-            "block_size": self.block_size,
-            "num_target_layers": target.num_layers,
-            "tie_word_embeddings": True,
-            "dtype": "float32",
-            "dflash_config": {"mask_token_id": self.mask_token_id, "target_layer_ids": list(taps)},
-        }
-        huggingface.read_drafter(config)
-        return config
-
-
 def make_drafter(
     target: Target,
     texts: Sequence[str],
@@ -138,14 +71,16 @@ def make_drafter(
     config: TrainConfig,
     out: Path,
     sources: Mapping[str, Any],
+    start: Drafter | None = None,
     show_progress: bool = True,
 ) -> Path:
     """Run or resume the whole recipe in `out`; return the drafter's directory.
 
-    sources: what to say in the provenance about where target and texts come from.
+    sources: what to say in the provenance about where target, texts and start come from.
+    start: a trained drafter whose weights are taken over where they fit (`warm_start`).
     Raises ValueError if `out` holds a run of other settings, for a sequence_length that does not fit, or for texts too few or too short.
     """
-    drafter_config = shape.huggingface(target.config)
+    drafter_config = shape.huggingface(target.config, config.family)
     length, limit = rollout_config.sequence_length, target.config.max_positions
     if not shape.block_size + 2 <= length <= limit:
         raise ValueError(
@@ -163,7 +98,8 @@ def make_drafter(
         "texts_sha256": hashlib.sha256("\0".join(texts).encode()).hexdigest(),
         "target_sha256": _fingerprint(target),
     }
-    recipe = {"sources": dict(sources), "rollouts": sampling, "drafter": drafter_config, "training": dataclasses.asdict(config)}
+    sources = dict(sources) | ({} if start is None else {"start_sha256": _fingerprint(start)})
+    recipe = {"sources": sources, "rollouts": sampling, "drafter": drafter_config, "training": dataclasses.asdict(config)}
     out.mkdir(parents=True, exist_ok=True)
     pin_settings(out / "recipe.json", recipe)
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
@@ -183,6 +119,9 @@ def make_drafter(
         )
         _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
     drafter = init_drafter(huggingface.read_drafter(drafter_config), target, seed=config.seed)
+    if start is not None:
+        drafter, taken = warm_start(drafter, start)
+        recipe["taken_from_start"] = taken
     drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=show_progress)
     provenance = {"drafter": {**recipe, "evaluation": dict(evaluate(drafter))}}
     return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=drafter_config, provenance=provenance, overwrite=True)
@@ -220,9 +159,9 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
     return evaluate
 
 
-def _fingerprint(target: Target) -> str:
+def _fingerprint(module: Target | Drafter) -> str:
     digest = hashlib.sha256()
-    for name, value in checkpoint.leaves(target).items():
+    for name, value in checkpoint.leaves(module).items():
         digest.update(name.encode() + np.asarray(value).tobytes())
     return digest.hexdigest()
 

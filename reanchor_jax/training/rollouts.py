@@ -14,7 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.decoding.loop import autoregress
+from reanchor_jax.decoding.loop import autoregress, generate
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
@@ -25,6 +25,47 @@ class Rollouts(NamedTuple):
 
     tokens: np.ndarray
     starts: np.ndarray
+
+
+class Recorded(NamedTuple):
+    """Greedy rollouts by speculative decoding, on the host, and the blocks of their rounds, R at most.
+
+    tokens: [N S] ids. anchors: [N R] positions. proposals: [N R K1] drafted ids. num_accepted: [N R]. num_blocks: [N] real entries.
+    """
+
+    tokens: np.ndarray
+    anchors: np.ndarray
+    proposals: np.ndarray
+    num_accepted: np.ndarray
+    num_blocks: np.ndarray
+
+
+def record_blocks(models: Models, prompts: np.ndarray, starts: np.ndarray) -> Recorded:
+    """Continue prompts [N S], each to S tokens from its start on, by the drafter's plain chain, and record every round."""
+    assert models.drafter is not None
+    length = prompts.shape[1]
+    result = generate(
+        models,
+        np.where(np.arange(length)[None] < starts[:, None], prompts, 0)[:, : int(starts.max())],
+        starts.astype(np.int32),
+        jax.random.key(0),
+        config=DecodeConfig.dflash(cache_length=length, has_trace=True),
+        max_new_tokens=length - int(starts.min()),
+        budgets=jnp.asarray(length - starts, jnp.int32),
+    )
+    num_rounds = int(result.num_rounds)
+    emitted = np.asarray(result.info.num_emitted)[:num_rounds].T
+    tokens = prompts.astype(np.int32)
+    for row, start in enumerate(starts.tolist()):
+        tokens[row, start:] = np.asarray(result.tokens)[row, : length - start]
+    assert result.info.trace is not None
+    return Recorded(
+        tokens=tokens,
+        anchors=(starts[:, None] + np.cumsum(emitted, axis=1) - emitted).astype(np.int32),
+        proposals=np.asarray(result.info.trace.block_tokens)[:num_rounds, :, 0, 1:].swapaxes(0, 1),
+        num_accepted=np.asarray(result.info.num_accepted)[:num_rounds].T,
+        num_blocks=(emitted > 0).sum(axis=1),
+    )
 
 
 def roll_out(

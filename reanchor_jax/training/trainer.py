@@ -6,11 +6,12 @@ Source: DFlash (arXiv 2602.06036). Batch and anchors of a step are drawn from (s
 """
 
 import json
+import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,30 +24,49 @@ from tqdm import tqdm
 
 from reanchor_jax import checkpoint
 from reanchor_jax.config import DrafterConfig
-from reanchor_jax.models.drafter import Drafter
+from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
-from reanchor_jax.text import pin_settings
-from reanchor_jax.training.losses import dflash_loss
-from reanchor_jax.training.rollouts import Rollouts
+from reanchor_jax.text import pin_settings, write_text
+from reanchor_jax.training.families import FAMILIES
+from reanchor_jax.training.losses import hit_rates, slot_weights
+from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits
+from reanchor_jax.training.rollouts import Recorded, Rollouts, record_blocks
 
 _FINAL_NORM_SCALE = 0.2  # of the target's: at 1.0 the untrained drafter's logits start at a cross-entropy of 28 nats
+
+
+class Batch(NamedTuple):
+    """What a step learns from. tokens: [B S]. anchors: [B C] positions. proposals [B C K1], num_accepted [B C]: of recorded blocks."""
+
+    tokens: np.ndarray
+    anchors: np.ndarray
+    proposals: np.ndarray | None = None
+    num_accepted: np.ndarray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """How a drafter is trained.
 
+    family: what kind of drafter it is, and with what loss it is trained (`families`).
     num_steps: optimiser steps. batch_size: sequences a step. num_anchors: blocks drawn in each of them.
-    decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens.
+    decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens; 0 weighs all alike.
+    old_slots: drafted tokens that the drafter knew before; those beyond weigh `emphasis` times as much (DBloom). 0: all are new.
+    refresh_steps, num_recorded: a family that learns from its own drafts records so many rollouts every so many steps.
     optimizer: adamw, or muon for matrices (each of those that share a leaf by itself) with adamw for the rest.
     learning_rate: its peak, after num_warmup steps; then a cosine down to a hundredth of it.
     checkpoint_steps: steps between checkpoints. evaluation_steps: steps between evaluations.
     """
 
+    family: str = "dflash"
     num_steps: int
     batch_size: int = 16
     num_anchors: int = 24
     decay: float = 7.0
+    old_slots: int = 0
+    emphasis: float = 3.0
+    refresh_steps: int = 50
+    num_recorded: int = 64
     optimizer: str = "adamw"
     learning_rate: float = 4e-3
     num_warmup: int = 50
@@ -56,15 +76,22 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self):
-        for name in ("num_steps", "batch_size", "num_anchors", "checkpoint_steps", "evaluation_steps"):
+        for name in ("num_steps", "batch_size", "num_anchors", "checkpoint_steps", "evaluation_steps", "refresh_steps", "num_recorded"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        for name in ("num_warmup", "seed"):
+        if self.family not in FAMILIES:
+            raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
+        for name in ("num_warmup", "seed", "old_slots", "decay"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
-        for name in ("decay", "learning_rate"):
+        for name in ("learning_rate", "emphasis"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0; got {getattr(self, name)}.")
+        if FAMILIES[self.family].is_on_policy and self.checkpoint_steps % self.refresh_steps:
+            raise ValueError(
+                f"checkpoint_steps ({self.checkpoint_steps}) must be a multiple of refresh_steps ({self.refresh_steps}): "
+                "a resumed run records again with the weights of its checkpoint."
+            )
         if self.optimizer not in ("adamw", "muon"):
             raise ValueError(f"optimizer must be adamw or muon; got {self.optimizer!r}.")
 
@@ -74,7 +101,25 @@ def init_drafter(config: DrafterConfig, target: Target, *, seed: int) -> Drafter
     dtype = target.embedding.embedding[...].dtype
     drafter = Drafter(config, dtype=dtype, rngs=nnx.Rngs(seed))
     drafter.norm.scale[...] = _FINAL_NORM_SCALE * target.norm.scale[...]
+    if drafter.causal_head is not None:
+        drafter.causal_head.output.kernel[...] = jnp.zeros_like(drafter.causal_head.output.kernel[...])  # corrections begin at none
+    if config.fusion == "per_layer":
+        # each layer begins with a tap of about its own depth (AngelSpec)
+        depth, tap = (np.linspace(0, 1, count) for count in drafter.mixture.shape)
+        drafter.mixture[...] = jnp.asarray(-2.0 * (len(tap) - 1) * np.abs(tap[None] - depth[:, None]), dtype)
     return drafter
+
+
+def warm_start(drafter: Drafter, start: Drafter) -> tuple[Drafter, list[str]]:
+    """The drafter with every leaf of `start` that has the same path and shape; and the paths taken.
+
+    Raises ValueError if none fits.
+    """
+    own, given = checkpoint.leaves(drafter), checkpoint.leaves(start)
+    taken = {path: value for path, value in given.items() if path in own and own[path].shape == value.shape}
+    if not taken:
+        raise ValueError("no weight of the start fits this drafter; give it the same number of heads, widths and taps.")
+    return checkpoint.with_leaves(drafter, {**own, **taken}), sorted(taken)
 
 
 def train(
@@ -93,6 +138,9 @@ def train(
     evaluate: figures of a drafter, logged every evaluation_steps.
     Raises ValueError if `out` holds a run of another TrainConfig, or if the sequences are too short for a block.
     """
+    family = FAMILIES[config.family]
+    if drafter.vocabulary is not None:
+        raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")
     if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
         raise ValueError(f"sequences of {rollouts.tokens.shape[1]} tokens are too short for blocks of {drafter.config.block_size}.")
     out.mkdir(parents=True, exist_ok=True)
@@ -102,31 +150,43 @@ def train(
     state = {"weights": weights, "optimizer": optimizer.init(weights)}
 
     @partial(jax.jit, donate_argnums=0)
-    def update(state, target, tokens, anchors):
+    def update(state, target, batch, progress):
         def loss_of(weights):
-            return dflash_loss(checkpoint.with_leaves(drafter, weights), target, tokens, anchors, decay=config.decay)
+            trained = checkpoint.with_leaves(drafter, weights)
+            blocks = packed_blocks(trained, target, batch.tokens, batch.anchors)
+            if batch.proposals is not None:
+                logits = proposed_logits(target, batch.tokens, batch.anchors, batch.proposals)
+                blocks = blocks._replace(proposed=Proposed(batch.proposals, batch.num_accepted, logits))
+            weights = slot_weights(blocks.is_inside, decay=config.decay, emphasis=config.emphasis, old_slots=config.old_slots)
+            scored = family.loss(trained, target, blocks, weights, progress)
+            return scored.loss, hit_rates(scored.logits, blocks.tokens[:, :, 1:], blocks.is_inside)
 
-        (loss, info), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
+        (loss, hits), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
         changes, optimizer_state = optimizer.update(gradients, state["optimizer"], state["weights"])
-        return {"weights": optax.apply_updates(state["weights"], changes), "optimizer": optimizer_state}, loss, info
+        return {"weights": optax.apply_updates(state["weights"], changes), "optimizer": optimizer_state}, loss, hits
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(out.absolute() / "checkpoints", options=options) as checkpoints:
-        first = checkpoints.latest_step() or 0
-        if first:
-            state = checkpoints.restore(first, args=ocp.args.StandardRestore(jax.tree.map(ocp.utils.to_shape_dtype_struct, state)))
+        first, state = _restore(checkpoints, state)
+        _keep_log(out / "log.jsonl", first)
         progress = tqdm(range(first, config.num_steps), initial=first, total=config.num_steps, unit="step", disable=not show_progress)
-        smoothed = None
+        smoothed, recorded = None, None
         for index in progress:
-            tokens, anchors = draw_batch(rollouts, config=config, block_size=drafter.config.block_size, step=index)
-            state, loss, info = update(state, target, jnp.asarray(tokens), jnp.asarray(anchors))
+            if not family.is_on_policy:
+                batch = draw_batch(rollouts, config=config, block_size=drafter.config.block_size, step=index)
+            else:
+                if recorded is None or index % config.refresh_steps == 0:
+                    current = checkpoint.with_leaves(drafter, jax.tree.map(jnp.copy, state["weights"]))
+                    recorded = _record(Models(target=target, drafter=current), rollouts, config=config, step=index)
+                batch = draw_recorded(recorded, config=config, step=index)
+            state, loss, hits = update(state, target, jax.tree.map(jnp.asarray, batch), jnp.float32(index / config.num_steps))
             smoothed = float(loss) if smoothed is None else 0.98 * smoothed + 0.02 * float(loss)
-            progress.set_postfix(loss=f"{smoothed:.3f}", hit=f"{float(info.hit_rates[0]):.2f}", refresh=False)
+            progress.set_postfix(loss=f"{smoothed:.3f}", hit=f"{float(hits[0]):.2f}", refresh=False)
             done = index + 1
             if done % config.checkpoint_steps == 0 or done == config.num_steps:
                 checkpoints.save(done, args=ocp.args.StandardSave(state))
             if done % config.evaluation_steps == 0 or done == config.num_steps:
-                record = {"step": done, "loss": smoothed, "hit_rates": np.asarray(info.hit_rates).round(4).tolist()}
+                record = {"step": done, "loss": smoothed, "hit_rates": np.asarray(hits).round(4).tolist()}
                 record |= dict(evaluate(checkpoint.with_leaves(drafter, state["weights"]))) if evaluate else {}
                 with (out / "log.jsonl").open("a") as log:
                     log.write(json.dumps(record) + "\n")
@@ -134,15 +194,58 @@ def train(
     return checkpoint.with_leaves(drafter, state["weights"])
 
 
-def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step: int) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences [B S] and block anchors [B C] of one step; anchors lie in the target's own text and leave a block's room."""
+def _restore(checkpoints: ocp.CheckpointManager, state: Any) -> tuple[int, Any]:
+    """The newest checkpoint that can be read, with its step; those that cannot are removed. (0, state) if there is none."""
+    shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    steps = sorted(checkpoints.all_steps(), reverse=True)
+    for step in steps:
+        try:
+            return step, checkpoints.restore(step, args=ocp.args.StandardRestore(shapes))
+        except Exception as error:
+            if step == steps[-1]:
+                raise ValueError(f"no checkpoint of {checkpoints.directory} can be read; remove it to begin again.") from error
+            tqdm.write(f"checkpoint {step} cannot be read, so the one before it is used ({reprlib.repr(str(error))})")
+            checkpoints.delete(step)
+    return 0, state
+
+
+def _keep_log(path: Path, step: int) -> None:
+    """Remove the lines of steps that will be run again."""
+    if path.exists():
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        if kept != lines:
+            write_text(path, "".join(kept))
+
+
+def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step: int) -> Batch:
+    """What one step learns from; anchors lie in the target's own text and leave a block's room."""
     rng = np.random.default_rng((config.seed, step))
     chosen = rng.integers(len(rollouts.tokens), size=config.batch_size)
     tokens = rollouts.tokens[chosen].astype(np.int32)
     last = tokens.shape[1] - block_size
     first = np.minimum(rollouts.starts[chosen], last)
     anchors = first[:, None] + (rng.random((config.batch_size, config.num_anchors)) * (last - first + 1)[:, None]).astype(np.int32)
-    return tokens, anchors.astype(np.int32)
+    return Batch(tokens=tokens, anchors=anchors.astype(np.int32))
+
+
+def draw_recorded(recorded: Recorded, *, config: TrainConfig, step: int) -> Batch:
+    """What one step learns from: blocks that were drafted, with what became of them."""
+    rng = np.random.default_rng((config.seed, step))
+    rows = rng.integers(len(recorded.tokens), size=config.batch_size)[:, None]
+    blocks = (rng.random((config.batch_size, config.num_anchors)) * recorded.num_blocks[rows]).astype(np.int64)
+    return Batch(
+        tokens=recorded.tokens[rows[:, 0]],
+        anchors=recorded.anchors[rows, blocks],
+        proposals=recorded.proposals[rows, blocks],
+        num_accepted=recorded.num_accepted[rows, blocks],
+    )
+
+
+def _record(models: Models, rollouts: Rollouts, *, config: TrainConfig, step: int) -> Recorded:
+    """Blocks the drafter drafts now, behind beginnings drawn for this step."""
+    chosen = np.random.default_rng((config.seed, step, 1)).integers(len(rollouts.tokens), size=config.num_recorded)
+    return record_blocks(models, rollouts.tokens[chosen].astype(np.int32), rollouts.starts[chosen])
 
 
 def _matrices(weights: Any) -> Any:

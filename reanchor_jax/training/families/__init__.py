@@ -1,0 +1,17 @@
+"""Drafter families: what is particular to the config and to the training of each, one short file a family.
+
+In: a DrafterShape; or drafter, target and Blocks.
+Out: entries of a config.json; or a loss.
+Source: each file's.
+"""
+
+from reanchor_jax.training.families import dflare, dflash, domino, draft_opd, dspark
+from reanchor_jax.training.families.family import Family
+
+FAMILIES: dict[str, Family] = {
+    "dflash": dflash.FAMILY,
+    "dflare": dflare.FAMILY,
+    "domino": domino.FAMILY,
+    "dspark": dspark.FAMILY,
+    "draft-opd": draft_opd.FAMILY,
+}
