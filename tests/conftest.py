@@ -3,8 +3,13 @@
 Compilation takes most of the time of tests this small, so the compiler's expensive passes are left out.
 """
 
-import jax
-import pytest
+import os
+
+# threads of XLA's pool, read when the first program runs: Pallas' GPU interpreter waits for ever where there are fewer than it has blocks
+os.environ.setdefault("NPROC", "8")
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
