@@ -8,8 +8,8 @@ import os
 # threads of XLA's pool, read when the first program runs: Pallas' GPU interpreter waits for ever where there are fewer than it has blocks
 os.environ.setdefault("NPROC", "8")
 
-import jax  # noqa: E402
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
