@@ -272,7 +272,8 @@ def _train(args: argparse.Namespace) -> None:
         },
         start=None if start is None else checkpoint.load_drafter(pairs.path(start), dtype=getattr(args, "dtype", None)),
     )
-    print(f"written: {written}")
+    chart = charts.write_training_chart(written.parent)
+    print(f"written: {written}" + ("" if chart is None else f", {chart}"))
     print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")
 
 

@@ -1,9 +1,11 @@
 """Charts show the figures they are given, and are written whole."""
 
+import json
+
 import numpy as np
 import pytest
 
-from reanchor_jax.bench.charts import draw_budgets, draw_costs, draw_histograms, write_charts
+from reanchor_jax.bench.charts import draw_budgets, draw_costs, draw_histograms, draw_training, write_charts, write_training_chart
 
 
 def figures(tau, nodes, histogram, rate):
@@ -70,3 +72,14 @@ def test_a_method_that_decoded_nothing_has_no_cost():
     nothing = {"methods": {**RESULTS["methods"], "reanchor": {**figures(0.0, 0.0, [0, 0, 0, 0], None), "target_passes": 0}}}
     assert [label.get_text() for label in draw_costs(nothing).axes[0].get_yticklabels()] == list(RESULTS["methods"])
     draw_histograms(nothing, block_size=4)
+
+
+def test_a_training_run_shows_tau_and_loss_over_steps(tmp_path):
+    log = [{"step": 10 * index, "tau": 1.0 + index, "tau_standard_error": 0.1, "loss": 5.0 - index} for index in range(1, 4)]
+    tau, loss = draw_training(log).axes
+    assert tau.lines[0].get_xydata().tolist() == [[10, 2], [20, 3], [30, 4]]
+    assert loss.lines[0].get_xydata().tolist() == [[10, 4], [20, 3], [30, 2]]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    written = write_training_chart(tmp_path)
+    assert written == tmp_path / "training.png"
+    assert written.read_bytes().startswith(b"\x89PNG")

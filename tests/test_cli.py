@@ -469,7 +469,7 @@ def test_train_makes_a_drafter_and_resumes_its_rollouts(capsys, pair, tmp_path, 
     with jax.numpy_dtype_promotion("standard"):  # optax multiplies integers by floats
         status, told, err = _run(capsys, *arguments)
     assert status == 0, err
-    assert f"written: {out / 'drafter'}\n" in told
+    assert f"written: {out / 'drafter'}, {out / 'training.png'}\n" in told
     drafter = checkpoint.load_drafter(out / "drafter")
     assert (drafter.config.block_size, drafter.config.target_layer_ids, drafter.config.layers[0].window) == (3, (0, 2), 5)
     found = checkpoint.read_contents(out / "drafter").provenance["drafter"]

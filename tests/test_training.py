@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_models
 
-from reanchor_jax import checkpoint
+from reanchor_jax import checkpoint, huggingface, pairs
 from reanchor_jax.cache import Committed, init_cache, write
+from reanchor_jax.config import check_pair
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.training import recipe, trainer
 from reanchor_jax.training.packed import packed_block_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
+from reanchor_jax.training.settings import read_recipe, recipe_names
 from reanchor_jax.training.shape import DrafterShape
 from reanchor_jax.training.trainer import TrainConfig, draw_batch, init_drafter, train, warm_start
 
@@ -192,6 +194,81 @@ def test_sequences_too_short_for_a_block_are_refused(tmp_path):
     rollouts = Rollouts(tokens=np.zeros((2, 8), np.int32), starts=np.ones((2,), np.int64))
     with pytest.raises(ValueError, match="8 tokens are too short for blocks of 7"):
         train(models.drafter, models.target, rollouts, config=TrainConfig(num_steps=1), out=tmp_path, show_progress=False)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_optax_promotes")
+def test_a_run_that_learns_from_its_own_drafts_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
+    models = tiny_models(5)
+    rng = np.random.default_rng(0)
+    rollouts = Rollouts(tokens=rng.integers(61, size=(6, LENGTH)).astype(np.int32), starts=np.full((6,), 4))
+    config = TrainConfig(
+        family="draft-opd",
+        num_steps=5,
+        batch_size=2,
+        num_anchors=3,
+        learning_rate=0.01,
+        num_warmup=1,
+        refresh_steps=2,
+        num_recorded=4,
+        checkpoint_steps=2,
+        evaluation_steps=1,
+    )
+
+    def run(out, stop_at=None):
+        calls = []
+
+        def evaluate(drafter):
+            calls.append(drafter)
+            if len(calls) == stop_at:
+                raise KeyboardInterrupt
+            return {"tau": 1.0}
+
+        trained = train(models.drafter, models.target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=False)
+        return checkpoint.leaves(trained)
+
+    whole = run(tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "broken", stop_at=3)
+    resumed = run(tmp_path / "broken")
+    for name, value in whole.items():
+        np.testing.assert_array_equal(value, resumed[name], err_msg=name)
+    with pytest.raises(ValueError, match=r"checkpoint_steps \(3\) must be a multiple of refresh_steps \(2\)"):
+        TrainConfig(family="draft-opd", num_steps=5, checkpoint_steps=3, refresh_steps=2)
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_recipe_of_the_package_makes_a_drafter_for_the_embedded_target(name):
+    found = read_recipe(name)
+    recipe.RolloutConfig(**found.rollouts)
+    config = TrainConfig(**found.training)
+    target = checkpoint.read_target_config(checkpoint.read_contents(pairs.path("stories260k")), pairs.path("stories260k"))
+    drafter = huggingface.read_drafter(DrafterShape(**found.drafter).huggingface(target, config.family))
+    check_pair(target, drafter)
+    kinds = {"domino": "gru", "dspark": "markov"}
+    assert (drafter.head.kind if drafter.head else None) == kinds.get(config.family)
+    assert (drafter.fusion == "per_layer") == (config.family == "dflare")
+    assert drafter.is_shifted == (drafter.confidence is not None) == (config.family == "dspark")
+    assert drafter.num_drafts == (23 if name == "dbloom" else 15)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"training": {"num_steps": "9"}}, "training.num_steps must be int; got '9'"),
+        ({"training": {"learning_rate": [1]}}, r"training.learning_rate must be float; got \[1\]"),
+        ({"training": {"speed": 1}}, "training must be an object of family, num_steps"),
+        ({"drafter": {"target_layer_ids": 3}}, "drafter.target_layer_ids must be .*; got 3"),
+        ({"start": 4}, "start must be a pair's name or a path; got 4"),
+        ({"family": "domino"}, "holds family; a recipe has rollouts, drafter, training and start"),
+    ],
+)
+def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path, content, message):
+    (tmp_path / "mine.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=message):
+        read_recipe(tmp_path / "mine.json")
+    with pytest.raises(FileNotFoundError, match="neither a file nor a recipe; recipes are: dbloom, dflare"):
+        read_recipe(tmp_path / "other")
 
 
 @pytest.mark.parametrize(

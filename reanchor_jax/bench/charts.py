@@ -1,14 +1,15 @@
-"""Charts of a comparison: acceptance histograms, tau against nodes, what a round costs.
+"""Charts of a comparison (acceptance histograms, tau against nodes, what a round costs) and of a training run.
 
-In: the dict that `compare.results` makes.
+In: the dict that `compare.results` makes; the log of a run.
 Out: matplotlib Figures, or PNG files of them (matplotlib comes with the extra `bench` and is imported when a chart is drawn).
 Source: ReAnchor's Figure 2 for the histograms; budgets as in DDTree's (arXiv 2604.12989).
 """
 
 import importlib.util
 import io
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,20 +110,58 @@ def draw_costs(results: Mapping[str, Any]) -> "Figure":
 
 def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -> list[Path]:
     """Write the charts as PNG files and return their paths; none without matplotlib, or without a method that drafts."""
-    if importlib.util.find_spec("matplotlib") is None or not _drafting(results):
+    if not _has_matplotlib() or not _drafting(results):
         return []
     charts = {
         "histograms": draw_histograms(results, block_size=block_size),
         "budgets": draw_budgets(results),
         "costs": draw_costs(results),
     }
-    written = []
-    for name, figure in charts.items():
-        image = io.BytesIO()
-        figure.savefig(image, format="png", dpi=150)
-        written.append(folder / f"{name}.png")
-        write_bytes(written[-1], image.getvalue())
-    return written
+    return [_write(figure, folder / f"{name}.png") for name, figure in charts.items()]
+
+
+def draw_training(log: Sequence[Mapping[str, Any]]) -> "Figure":
+    """Tau by decoding over steps, with standard errors, and the smoothed loss on the right; log: lines of a run's log.jsonl."""
+    figure = _figure(width=5.0, height=3.0)
+    axes = figure.subplots()
+    steps = [line["step"] for line in log]
+    axes.errorbar(
+        steps,
+        [line["tau"] for line in log],
+        yerr=[line["tau_standard_error"] for line in log],
+        color=_COLOURS[0],
+        marker="o",
+        markersize=3,
+        linewidth=1.2,
+        capsize=2,
+    )
+    axes.set_xlabel("step", fontsize=8)
+    axes.set_ylabel("τ on held-out texts, tokens a pass", fontsize=8, color=_COLOURS[0])
+    losses = axes.twinx()
+    losses.plot(steps, [line["loss"] for line in log], color=_COLOURS[1], linewidth=1.0)
+    losses.set_ylabel("loss, smoothed", fontsize=8, color=_COLOURS[1])
+    losses.tick_params(labelsize=7)
+    _clean(axes)
+    return figure
+
+
+def write_training_chart(folder: Path) -> Path | None:
+    """Draw the log of a training run beside it, as training.png; None without matplotlib."""
+    if not _has_matplotlib():
+        return None
+    lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
+    return _write(draw_training([json.loads(line) for line in lines]), folder / "training.png")
+
+
+def _has_matplotlib() -> bool:
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def _write(figure: "Figure", path: Path) -> Path:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=150)
+    write_bytes(path, image.getvalue())
+    return path
 
 
 def _drafting(results: Mapping[str, Any]) -> list[str]:
