@@ -210,7 +210,8 @@ def read_contents(path: Path) -> Contents:
             f"{path} holds neither {_TARGET_CONFIG} nor {_DRAFTER_CONFIG}; {hint or 'give the directory that convert or train wrote'}."
         )
     provenance = read_provenance(path)
-    number = provenance.get("format", FORMAT)  # a directory that other hands wrote has none; its leaves will show
+    # one without a provenance was written by other hands, and its leaves will show; the first with one had no number yet
+    number = provenance.get("format", 1 if provenance else FORMAT)
     if number != FORMAT:
         version = importlib.metadata.version("reanchor-jax")
         is_older = isinstance(number, int) and number < FORMAT

@@ -7,10 +7,8 @@ Source: none; each command only joins the rooms.
 
 import argparse
 import dataclasses
-import errno
 import json
 import os
-import stat
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -29,7 +27,7 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.files import error_text, read_json, settle
+from reanchor_jax.files import check_writable, error_text, read_json, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
@@ -247,6 +245,7 @@ def _train(args: argparse.Namespace) -> None:
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, so its texts cannot be read; add tokenizer.json to the directory.")
     recipe = read_recipe(args.recipe) if args.recipe else NO_RECIPE
+    rollout_config, config = read_fields(args, RolloutConfig, **recipe.rollouts), read_fields(args, TrainConfig, **recipe.training)
     mask = recipe.drafter.get("mask_token_id") if args.mask_token_id is None else args.mask_token_id
     if mask is None:
         candidates = (getattr(loaded.tokenizer, f"{name}_token_id", None) for name in ("mask", "unk", "pad"))
@@ -255,14 +254,15 @@ def _train(args: argparse.Namespace) -> None:
             raise ValueError(
                 "the tokenizer names no mask, unknown or padding token; give --mask-token-id, an id that never occurs in text."
             )
+    shape = read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask})
     start = args.start or recipe.start
     written = make_drafter(
         loaded.models.target,
         read_texts(args.prompts),
         lambda text: encode(loaded.tokenizer, text),
-        rollout_config=read_fields(args, RolloutConfig, **recipe.rollouts),
-        shape=read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask}),
-        config=read_fields(args, TrainConfig, **recipe.training),
+        rollout_config=rollout_config,
+        shape=shape,
+        config=config,
         out=settle(Path(args.out)),
         sources={
             "target": loaded.name,
@@ -347,23 +347,9 @@ def _check_writable(path: str | None, *, prompts: str | None = None, flag: str =
     """Raise OSError before the work, not after it, if a file cannot be written there; ValueError if it is the prompts file."""
     if path is None or path == "-":
         return
-    try:
-        found = os.stat(path)
-    except FileNotFoundError:
-        found = None
-    if found is not None and stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(f"{path} is a directory; give a file.")
-    if found is not None and not stat.S_ISREG(found.st_mode):  # a pipe or a device, which is not opened twice
-        if not os.access(path, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
-        return
-    if found is not None and prompts is not None and os.path.exists(prompts) and os.path.samestat(found, os.stat(prompts)):
+    check_writable(Path(path))
+    if prompts is not None and os.path.exists(prompts) and os.path.exists(path) and os.path.samefile(path, prompts):
         raise ValueError(f"{flag} {path} is the prompts file itself; give another file.")
-    try:
-        with tempfile.NamedTemporaryFile(dir=Path(os.path.realpath(path)).parent):
-            pass
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, path) from error
 
 
 def _write(path: str, text: str) -> None:

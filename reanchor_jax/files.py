@@ -15,6 +15,7 @@ import re
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
@@ -28,6 +29,25 @@ except ImportError:  # Windows: nothing is locked, so nothing that may be anothe
 _HASH_BLOCK = 1 << 24  # bytes hashed at once
 
 PROVENANCE = "provenance.json"
+
+
+def check_writable(path: Path) -> None:
+    """Raise OSError naming the file, before the work and not after it, if it cannot be written or made there."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        found = None
+    if found is not None and stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, "it is a directory; give a file", str(path))
+    if found is not None and not stat.S_ISREG(found.st_mode):  # a pipe or a device, which is not opened twice
+        if not os.access(path, os.W_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path(os.path.realpath(path)).parent):
+            pass
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def read_json(path: Path) -> dict[str, Any] | None:

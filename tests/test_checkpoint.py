@@ -152,13 +152,16 @@ np.savez(sys.argv[2], **{name.replace("/", "."): np.asarray(leaf) for name, leaf
             np.testing.assert_array_equal(found[name.replace("/", ".")], leaf, err_msg=name)
 
 
-def test_a_directory_without_format_number_loads_and_one_of_another_is_refused(tmp_path):
+def test_a_directory_without_provenance_loads_and_one_of_another_format_is_refused(tmp_path):
     models = tiny_models(5, family="qwen3")
     file = save(tmp_path / "pair", models) / "provenance.json"
     provenance = json.loads(file.read_text())
     assert provenance.pop("format") == checkpoint.FORMAT == 2
-    file.write_text(json.dumps(provenance))
+    file.unlink()
     assert_equal(checkpoint.load(tmp_path / "pair").target, models.target)
+    file.write_text(json.dumps(provenance))  # as the first directories were written
+    with pytest.raises(ValueError, match=r"pair has format 1, reanchor-jax \S+ reads format 2; convert or train it again"):
+        checkpoint.load(tmp_path / "pair")
     for number, advice in ((3, "install a newer"), ("1.5", "install a newer"), (1, "convert or train it again with this one")):
         file.write_text(json.dumps({**provenance, "format": number}))
         for read in (checkpoint.load, checkpoint.load_drafter, inspection.describe):

@@ -257,7 +257,7 @@ def test_inspect_tells_what_a_directory_holds(capsys, pair):
         (("bench", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT", "--methods", "eagle"), "unknown method 'eagle'"),
         (("bench", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "FILE/out"), "Not a directory"),
         (("bench", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT", "--num-examples", "0"), "must be a whole number"),
-        (("train", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT"), "required: --num-steps"),
+        (("train", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT"), "give --num-steps"),
         (
             ("train", "--pair", "PAIR", "--prompts", "PROMPTS", "--out", "OUT", "--num-steps", "1"),
             "names no mask, unknown or padding token",

@@ -38,6 +38,42 @@ def test_full_shapes_need_a_gpu(tmp_path, capsys, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("where", ["nowhere/figures.json", "."])
+@pytest.mark.parametrize(("script", "flags"), [(gpu_check, ["--tiny", "--out"]), (growth, ["--json"]), (costs, ["--json"])])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(tmp_path, capsys, monkeypatch, script, flags, where):
+    for name in ("_numerics", "_parts", "_in_a_process"):
+        monkeypatch.setattr(script, name, lambda *_, **__: pytest.fail("something was measured"), raising=False)
+    with pytest.raises(SystemExit) as ended:
+        script.main([*flags, str(tmp_path / where)])
+    assert ended.value.code == 2
+    assert str(tmp_path / where) in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        (costs, ["--context", "39"], "--context at least 40, a prompt with what is decoded behind it; got 1 and 39."),
+        (costs, ["--batch", "0"], "--batch must be at least 1"),
+        (costs, ["--context", "100000"], "context (100000) exceeds the 512 positions"),
+        (costs, ["--methods", ""], "--methods must name some of autoregressive, dflash"),
+        (costs, ["--methods", "dflash,nosuch"], "got nosuch."),
+        (costs, ["--pair", "nowhere"], "neither a directory nor an embedded pair"),
+        (gpu_check, ["--tiny", "--out", "bad.json"], "bad.json must hold a JSON object; got list."),
+        (gpu_check, ["--tiny", "--out", "cut.json"], "cut.json is not valid JSON"),
+        (gpu_check, ["--tiny", "--out", "new.json", "--seconds", "nan"], "--seconds must be more than 0; got nan."),
+    ],
+)
+def test_arguments_that_measure_nothing_are_refused_in_one_line(tmp_path, capsys, monkeypatch, script, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.json").write_text("[]")
+    (tmp_path / "cut.json").write_text('{"environment"')
+    monkeypatch.setattr(costs, "_in_a_process", lambda *_: pytest.fail("something was measured"))
+    with pytest.raises(SystemExit) as ended:
+        script.main(arguments)
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.slow
 def test_growth_prints_a_ratio_to_the_first_line_of_each_part(tmp_path, capsys):
     assert growth.main(["--short", "--json", str(tmp_path / "growth.json")]) == 0

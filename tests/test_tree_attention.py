@@ -35,7 +35,7 @@ def drawn(seed, *, num_entries=(COUNT, 4)):
     return queries, positions.astype(np.int32), tuple(parts), normal(ROWS, 2 * GROUPS, SLOTS, SIZE)
 
 
-def dense_attention(queries, positions, parts, cache, lengths, window):
+def dense_attention(queries, positions, parts, cache, lengths, window, cap=None):
     result = np.zeros(queries.shape)
     for row, query, head in np.ndindex(ROWS, COUNT, HEADS):
         group = head // (HEADS // GROUPS)
@@ -49,6 +49,7 @@ def dense_attention(queries, positions, parts, cache, lengths, window):
                 keys.append(cache[row, group, slot])
                 values.append(cache[row, GROUPS + group, slot])
         scores = np.asarray(keys, np.float64) @ queries[row, query, head] / np.sqrt(SIZE)
+        scores = scores if cap is None else cap * np.tanh(scores / cap)
         weights = np.exp(scores - scores.max())
         result[row, query, head] = weights @ np.asarray(values, np.float64) / weights.sum()
     return result
@@ -92,6 +93,50 @@ def test_a_window_that_begins_far_behind_meets_the_cache_s_end(monkeypatch, few)
     for window in (9, 60):  # from slot 64 on, read 128 at once: the end is met
         got = jax.jit(functools.partial(attend, window=window))(queries, positions, parts, cache=part)
         np.testing.assert_allclose(got, dense_attention(queries, positions, parts, cache, lengths, window), atol=2e-6)
+
+
+@pytest.mark.parametrize(("lengths", "window"), [([1, 5, 20, 40, 64, 65, 65], None), ([126, 127, 130, 140, 150, 160, 129], 64)])
+def test_the_last_slot_of_a_cache_and_the_first_of_a_window_are_read_wherever_chunks_end(monkeypatch, lengths, window):
+    """65 committed slots leave one to the second chunk; a window that begins at slot 63 leaves one to the chunk before."""
+    monkeypatch.setattr(online, "_FEW_SCORES", 0)
+    queries, _, parts, cache = drawn(8)
+    positions = np.repeat(np.asarray(lengths, np.int32)[:, None], COUNT, axis=1)
+    part = CachePart(keys_values=with_garbage(cache, lengths, np.nan), lengths=np.asarray(lengths, np.int32))
+    got = jax.jit(functools.partial(attend, window=window))(queries, positions, parts, cache=part)
+    np.testing.assert_allclose(got, dense_attention(queries, positions, parts, cache, lengths, window), atol=2e-6)
+
+
+def test_scores_are_squashed_by_a_cap():
+    queries, positions, parts, cache = drawn(9)
+    part = CachePart(keys_values=cache, lengths=np.asarray(LENGTHS, np.int32))
+    got = jax.jit(functools.partial(attend, cap=0.7))(queries, positions, parts, cache=part)
+    np.testing.assert_allclose(got, dense_attention(queries, positions, parts, cache, LENGTHS, None, cap=0.7), atol=2e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, COUNT), (ROWS, 0)])
+def test_no_rows_and_no_queries_attend_to_nothing(shape):
+    queries, positions, parts, cache = drawn(10)
+    rows, count = shape
+    parts = tuple(DensePart(part.keys_values[:rows], part.mask[:rows, :count]) for part in parts)
+    part = CachePart(keys_values=cache[:rows], lengths=np.asarray(LENGTHS, np.int32)[:rows])
+    got = attend(jnp.asarray(queries[:rows, :count]), jnp.asarray(positions[:rows, :count]), parts, cache=part, window=4)
+    assert got.shape == (rows, count, HEADS, SIZE)
+
+
+def test_derivatives_are_those_of_a_dense_softmax_backward_without_a_cache_and_forward_with_one():
+    queries, positions, parts, cache = drawn(12)
+    part = CachePart(keys_values=cache, lengths=np.asarray(LENGTHS, np.int32))
+    toward = np.random.default_rng(0).standard_normal(queries.shape).astype(np.float32)
+    step = 1e-4
+
+    def slope(lengths):
+        ends = (dense_attention(queries + sign * step * toward, positions, parts, cache, lengths, None) for sign in (1, -1))
+        return (next(ends) - next(ends)) / (2 * step)
+
+    _, forward = jax.jvp(lambda q: attend(q, positions, parts, cache=part), (jnp.asarray(queries),), (jnp.asarray(toward),))
+    np.testing.assert_allclose(forward, slope(LENGTHS), atol=2e-3)
+    backward = jax.grad(lambda q: attend(q, positions, parts).sum())(jnp.asarray(queries))
+    np.testing.assert_allclose(np.sum(backward * toward), slope([0] * ROWS).sum(), rtol=2e-3)
 
 
 def test_the_window_compares_positions_not_slots_of_this_call():
@@ -142,9 +187,12 @@ def test_blocks_mapped_over_one_cache_equal_a_loop_over_them():
 
 def test_bfloat16_in_bfloat16_out_with_float32_sums():
     queries, positions, parts, cache = drawn(19)
+    queries = 32 * queries  # scores of size 50, which bfloat16 rounds by up to 0.1
     half = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16) if x.dtype == np.float32 else x, (queries, parts, cache))
     part = CachePart(keys_values=half[2], lengths=np.asarray(LENGTHS, np.int32))
     got = attend_jit(None)(half[0], positions, half[1], cache=part)
     assert got.dtype == jnp.bfloat16
-    expected = dense_attention(queries, positions, parts, cache, LENGTHS, None)
+    rounded = jax.tree.map(lambda x: np.asarray(x, np.float32) if x.dtype == jnp.bfloat16 else np.asarray(x), half)
+    expected = dense_attention(rounded[0], positions, rounded[1], rounded[2], LENGTHS, None)
+    # what is left is the rounding of scaled queries, weights and outputs; scores rounded to bfloat16 would be far off
     np.testing.assert_allclose(got.astype(jnp.float32), expected, atol=0.06)

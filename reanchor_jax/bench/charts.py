@@ -39,7 +39,7 @@ def draw_histograms(results: Mapping[str, Any], *, block_size: int) -> "Figure":
         panel.bar(range(block_size), percents, color=[_colour(results, name)] * (block_size - 1) + ["#222222"])
         title = name.replace(":", "\n")
         panel.set_title(f"{title}\nτ {results['methods'][name]['tau']:.2f}, ceiling {percents[-1]:.1f} %", fontsize=8)
-        panel.set_xlabel("accepted drafts (dark: all)", fontsize=8)
+        panel.set_xlabel("accepted drafts (dark: all, or more)", fontsize=8)
         _clean(panel)
     panels[0].set_ylabel("% of target passes", fontsize=8)
     return figure

@@ -22,10 +22,11 @@ from typing import Any
 import jax
 
 from reanchor_jax import inspection, pairs
-from reanchor_jax.bench.methods import Request, begin, method_config, run_rounds, split_names
+from reanchor_jax.bench.methods import METHODS, SCHEDULED, Request, begin, method_config, run_rounds, split_names
 from reanchor_jax.bench.passes import write_rows
+from reanchor_jax.files import check_writable
 
-_NEW_TOKENS = 32
+_PROMPT, _NEW_TOKENS = 8, 32
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,9 +42,22 @@ def main(arguments: list[str] | None = None) -> int:
     if args.one is not None:
         print(json.dumps(_measure(args.pair, args.one, context=args.context, batch=args.batch)))
         return 0
-    estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
+    names = split_names(args.methods)
+    try:
+        if args.json is not None:
+            check_writable(args.json)
+        unknown = [name for name in names if name.partition(":")[0] not in METHODS or name == SCHEDULED]
+        if unknown or not names:
+            known = ", ".join(name for name in METHODS if name != SCHEDULED)
+            raise ValueError(f"--methods must name some of {known}; got {', '.join(unknown) or 'none'}.")
+        if args.batch < 1 or args.context < _PROMPT + _NEW_TOKENS:
+            least = f"--batch must be at least 1 and --context at least {_PROMPT + _NEW_TOKENS}, a prompt with what is decoded behind it"
+            raise ValueError(f"{least}; got {args.batch} and {args.context}.")
+        estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     rows = []
-    for method in split_names(args.methods):
+    for method in names:
         with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
             cold, warm = (_in_a_process(args, method, folder) for _ in range(2))
         row = {"method": method, "cold_seconds": cold["seconds"], "cached_seconds": warm["seconds"]}
@@ -54,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
             f"peak {peak}, estimated {estimate / 1e6:,.0f} MB",
             flush=True,
         )
-    if args.json is not None:
-        write_rows(args.json, rows)
+        if args.json is not None:
+            write_rows(args.json, rows)
     return 0
 
 
@@ -75,7 +89,7 @@ def _measure(pair: str, method: str, *, context: int, batch: int) -> dict[str, A
     jax.devices()  # the backend is begun before anything is counted
     before = _resident("VmRSS")
     models = jax.block_until_ready(pairs.load_pair(pairs.path(pair)))
-    prompts = [[1] * 8] * batch
+    prompts = [[1] * _PROMPT] * batch
     request = Request(max_new_tokens=_NEW_TOKENS, batch_size=batch, cache_length=context)
     config = method_config(method, models, prompts, request=request)
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from reanchor_jax.bench.passes import draft_seconds, held_state, prefill_seconds, random_models, round_seconds, seconds_each, verify_seconds
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.files import read_json
+from reanchor_jax.files import check_writable, read_json
 from reanchor_jax.kernels.parts import CachePart, DensePart
 from reanchor_jax.kernels.tree_attention import Implementation, attend
 from reanchor_jax.text import write_text
@@ -85,6 +85,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="small shapes, on whatever device there is")
     parser.add_argument("--seconds", metavar="S", type=float, default=420.0, help="begin no section after so many; default: %(default)s")
     args = parser.parse_args(arguments)
+    try:
+        if not args.seconds > 0:
+            raise ValueError(f"--seconds must be more than 0; got {args.seconds}.")
+        check_writable(args.out)
+        found = read_json(args.out)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     sizes = TINY if args.tiny else FULL
     if not args.tiny and jax.default_backend() != "gpu":
         print("gpu_check: error: there is no GPU here; --tiny runs small shapes on the CPU.", file=sys.stderr)
@@ -95,7 +102,7 @@ def main(arguments: list[str] | None = None) -> int:
         **{f"passes {name}": functools.partial(_passes, name, sizes) for name in sizes.models},
     }
     surroundings = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "tiny": args.tiny}
-    found = read_json(args.out) or {"environment": surroundings}
+    found = found or {"environment": surroundings}
     if found.get("environment") != surroundings:
         print(
             f"gpu_check: error: {args.out} holds figures of {found.get('environment')}, here it is {surroundings}; give another --out.",
@@ -106,13 +113,13 @@ def main(arguments: list[str] | None = None) -> int:
     with tqdm(sections.items(), unit="section", disable=not sys.stderr.isatty()) as progress:
         for name, measure in progress:
             progress.set_description(name)
-            if name in found or time.perf_counter() - start > args.seconds:
+            if found.get(name) is not None or time.perf_counter() - start > args.seconds:
                 continue
             found[name] = measure()
             found["speedup"] = {model: _speedup(model, found[f"passes {model}"]) for model in sizes.models if f"passes {model}" in found}
             write_text(args.out, json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
-    missing = [name for name in sections if name not in found]
+    missing = [name for name in sections if found.get(name) is None]
     print(f"not measured yet: {', '.join(missing)}; give the same command again" if missing else "complete", file=sys.stderr)
     return 0
 

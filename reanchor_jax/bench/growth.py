@@ -26,6 +26,7 @@ from reanchor_jax.bench.passes import (
     write_rows,
 )
 from reanchor_jax.decoding.config import DecodeConfig
+from reanchor_jax.files import check_writable
 from reanchor_jax.models.drafter import Models
 
 _SHAPE = {
@@ -62,6 +63,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the figures there too")
     parser.add_argument("--short", action="store_true", help="the first two lines of each part, to see that it works")
     args = parser.parse_args(arguments)
+    try:
+        if args.json is not None:
+            check_writable(args.json)
+    except OSError as error:
+        parser.error(str(error))
     rows = []
     with tqdm(_parts(is_short=args.short), unit="line", disable=not sys.stderr.isatty()) as progress:
         for part, line, milliseconds in progress:

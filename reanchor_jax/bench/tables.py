@@ -8,6 +8,7 @@ Source: the layout tau / speedup of ReAnchor's Table 2, the histogram of its Fig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reanchor_jax.bench.compare import BASELINE
 from reanchor_jax.decoding.config import Arm
 
 _BAR = " ▏▎▍▌▋▊▉█"  # eighths of a character
@@ -31,7 +32,7 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     for name, figures in results["methods"].items():
         speedup = _number(results["speedup"][name], "{:.2f}x")
         cells = [name, f"{figures['tau']:.2f} / {speedup}", f"{figures['tau_pooled']:.2f}", f"{figures['tau_standard_error']:.2f}"]
-        cells += [_gain(figures)] if has_chain else []
+        cells += ["" if name == BASELINE else _gain(figures)] if has_chain else []
         cells += [f"{figures['mean_nodes']:.1f}", f"{figures['mean_offsets']:.1f}", f"{figures['plain_rate']:.0%}"]
         lines.append("| " + " | ".join(cells) + " |")
     lines += ["", "| method | tokens/s | speedup | τ | target passes | ceiling | identical output |", "|---|---|---|---|---|---|---|"]

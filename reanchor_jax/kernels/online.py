@@ -1,4 +1,4 @@
-"""The kernel's plain twin in XLA, for every device and dtype; differentiable where there is no cache.
+"""The kernel's plain twin in XLA, for every device and dtype; with a cache that is longer than a chunk, derivatives in forward mode only.
 
 In: as `tree_attention.attend`.
 Out: [B T H A].

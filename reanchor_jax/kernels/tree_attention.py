@@ -38,10 +38,13 @@ def attend(
     window: a cache slot s is visible to position p iff s > p - window; None shows every committed slot.
     scale: factor of the scores; None means A^-0.5. cap: scores are squashed into (-cap, cap) by tanh; None leaves them.
     implementation: None takes the Pallas kernel where the program is compiled for a Hopper GPU and the kernel fits, else XLA. Raises
-        ValueError if "pallas" is asked for and cannot run, and for an unknown name. With a cache the kernel has no derivative; take "xla".
+        ValueError if "pallas" is asked for and cannot run, and for an unknown name. With a cache the kernel has no derivative, and
+        XLA one in forward mode only; without a cache both modes work.
     """
     if implementation not in (None, "pallas", "xla"):
         raise ValueError(f"implementation must be pallas, xla or None; got {implementation!r}.")
+    if queries.size == 0:
+        return queries
     scale = 1 / math.sqrt(queries.shape[-1]) if scale is None else scale
     options = {"window": window, "scale": scale, "cap": cap}
     why_not = _why_not(queries, parts, cache)

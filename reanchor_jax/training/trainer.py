@@ -51,11 +51,13 @@ class TrainConfig:
     family: what kind of drafter it is, and with what loss it is trained (`families`).
     num_steps: optimiser steps. batch_size: sequences a step. num_anchors: blocks drawn in each of them.
     decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens; 0 weighs all alike.
-    old_slots: drafted tokens that the drafter knew before; those beyond weigh `emphasis` times as much (DBloom). 0: all are new.
-    refresh_steps, num_recorded: a family that learns from its own drafts records so many rollouts every so many steps.
+    old_slots: drafted tokens that the drafter knew before (DBloom), or 0 where there is no such difference.
+    emphasis: by how much more the tokens beyond old_slots weigh.
+    refresh_steps: steps between recordings, in a family that learns from its own drafts. num_recorded: rollouts of a recording.
     optimizer: adamw, or muon for matrices (each of those that share a leaf by itself) with adamw for the rest.
-    learning_rate: its peak, after num_warmup steps; then a cosine down to a hundredth of it.
-    checkpoint_steps: steps between checkpoints. evaluation_steps: steps between evaluations.
+    learning_rate: its peak; from there a cosine falls to a hundredth of it. num_warmup: steps up to the peak.
+    weight_decay: share of a weight taken off a step, times the learning rate.
+    checkpoint_steps: steps between checkpoints. evaluation_steps: steps between evaluations. seed: of weights, batches and rollouts.
     """
 
     family: str = "dflash"
