@@ -256,6 +256,7 @@ def _train(args: argparse.Namespace) -> None:
             )
     shape = read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask})
     start = args.start or recipe.start
+    sources = {"target": loaded.name, "texts": Path(args.prompts).name, "recipe": recipe.name, "start": start and Path(start).name}
     written = make_drafter(
         loaded.models.target,
         read_texts(args.prompts),
@@ -264,12 +265,7 @@ def _train(args: argparse.Namespace) -> None:
         shape=shape,
         config=config,
         out=settle(Path(args.out)),
-        sources={
-            "target": loaded.name,
-            "texts": Path(args.prompts).name,
-            "recipe": recipe.name or None,
-            "start": start and Path(start).name,
-        },
+        sources={name: value for name, value in sources.items() if value},
         start=None if start is None else checkpoint.load_drafter(pairs.path(start), dtype=getattr(args, "dtype", None)),
     )
     chart = charts.write_training_chart(written.parent)
