@@ -2,6 +2,7 @@
 
 import functools
 import json
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import check_pair
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
+from reanchor_jax.text import pin_settings
 from reanchor_jax.training import recipe, trainer
 from reanchor_jax.training.packed import packed_block_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
@@ -179,11 +181,10 @@ def test_a_warm_start_takes_what_fits_and_says_what():
         np.testing.assert_array_equal(value, expected, err_msg=path)
 
 
-@pytest.mark.usefixtures("as_optax_promotes")
 def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path):
     models = tiny_models(5)
     rollouts = Rollouts(tokens=np.zeros((2, LENGTH), np.int32), starts=np.full((2,), 2))
-    train(models.drafter, models.target, rollouts, config=TrainConfig(num_steps=1, batch_size=2), out=tmp_path, show_progress=False)
+    pin_settings(tmp_path / "train_config.json", asdict(TrainConfig(num_steps=1, batch_size=2)))
     other = TrainConfig(num_steps=1, batch_size=2, learning_rate=0.5)
     with pytest.raises(ValueError, match=r"other settings \(learning_rate\)"):
         train(models.drafter, models.target, rollouts, config=other, out=tmp_path, show_progress=False)
@@ -318,6 +319,7 @@ def test_rollouts_continue_each_prompt_as_the_target_does():
         assert tokens[len(prompt) :].tolist() == greedy[len(prompt) - 1 : -1].tolist()
 
 
+@pytest.mark.slow
 def test_mixed_rollouts_hold_texts_and_the_targets_own_beginnings():
     models = tiny_models(2, with_drafter=False)
     texts = [[7] * 20, [8] * 30]
@@ -343,6 +345,7 @@ def test_an_empty_prompt_is_refused_by_its_index():
         roll_out(models.target, [[1], []], length=9, temperatures=[0.0, 0.0], seed=0)
 
 
+@pytest.mark.slow
 def test_muon_treats_maps_that_share_a_leaf_as_the_matrices_they_are():
     """The update of each share is that of a leaf of its own."""
     rng = np.random.default_rng(5)
