@@ -17,6 +17,7 @@ from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import pin_settings
 from reanchor_jax.training import recipe, trainer
+from reanchor_jax.training.families import FAMILIES
 from reanchor_jax.training.packed import packed_block_states
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
 from reanchor_jax.training.settings import read_recipe, recipe_names
@@ -74,6 +75,37 @@ def test_packed_blocks_equal_the_blocks_that_decoding_runs_from_the_same_anchor(
         np.testing.assert_allclose(packed[:, column], decode(target, drafter, taps, anchors[:, column]), atol=2e-5)
 
 
+def test_nothing_after_an_anchor_reaches_its_block():
+    models = pair("full")
+    tokens = sequences(models, 1)
+    anchors = jnp.asarray([[5]], jnp.int32)
+    taps = tapped(models.target, tokens, models.drafter.config.target_layer_ids)
+    gradient = jax.jit(jax.grad(lambda taps: packed_block_states(models.drafter, models.target, taps, tokens, anchors).sum()))(taps)
+    assert np.abs(gradient[0, :5]).min(axis=-1).max() > 0
+    assert not np.asarray(gradient[0, 5:]).any()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_optax_promotes")
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_trained_as_its_recipe_makes_it_and_only_under_its_name(tmp_path, family):
+    target = tiny_models(5).target
+    shape = DrafterShape(mask_token_id=60, num_layers=2, num_heads=2, block_size=5, causal_size=6, causal_width=7)
+    drafter = init_drafter(huggingface.read_drafter(shape.huggingface(target.config, family)), target, seed=1)
+    rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
+    changes = {"batch_size": 4, "num_anchors": 6, "learning_rate": 0.02, "num_warmup": 1, "num_recorded": 4, "optimizer": "muon"}
+    config = TrainConfig(family=family, num_steps=12, checkpoint_steps=50, evaluation_steps=4, **changes)
+    trained = train(drafter, target, rollouts, config=config, out=tmp_path, evaluate=lambda _: {"tau": 1.0}, show_progress=False)
+    losses = [json.loads(line)["loss"] for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert losses[-1] < losses[0]
+    before, after = checkpoint.leaves(drafter), checkpoint.leaves(trained)
+    still = {path for path, value in before.items() if np.array_equal(value, after[path])}
+    assert not still
+    other = "dspark" if family == "domino" else "domino"
+    with pytest.raises(ValueError, match=f"a drafter with head .* is not of the family {other}"):
+        train(drafter, target, rollouts, config=TrainConfig(family=other, num_steps=1), out=tmp_path, show_progress=False)
+
+
 def test_a_step_draws_the_same_batch_whenever_it_is_run_and_anchors_leave_room_for_a_block():
     rng = np.random.default_rng(0)
     rollouts = Rollouts(tokens=rng.integers(61, size=(9, LENGTH)).astype(np.int32), starts=rng.integers(1, LENGTH - 1, size=9))
@@ -104,7 +136,7 @@ def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns
     rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
     fresh = init_drafter(models.drafter.config, models.target, seed=1)
     config = TrainConfig(
-        num_steps=6,
+        num_steps=7,
         batch_size=3,
         num_anchors=4,
         optimizer=optimizer,
@@ -132,7 +164,8 @@ def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns
 
     with pytest.raises(Stop):
         run(tmp_path / "broken", evaluate=stop_at_second)
-    resumed = run(tmp_path / "broken")
+    assert [path.name for path in (tmp_path / "broken" / "checkpoints").iterdir() if path.name.isdigit()] == ["4"]
+    resumed = run(tmp_path / "broken")  # three steps are run again
     assert whole.keys() == resumed.keys()
     for name, value in whole.items():
         np.testing.assert_array_equal(value, resumed[name], err_msg=name)
@@ -163,7 +196,7 @@ def test_a_checkpoint_cut_short_is_passed_over_for_the_one_before_it(tmp_path, c
     for file in (tmp_path / "checkpoints").rglob("*"):
         if file.is_file() and file.stat().st_size > 1000:
             file.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"no checkpoint of .* can be read; remove it to begin again"):
+    with pytest.raises(ValueError, match=r"no checkpoint of .* can be read .*take the version that wrote it, or another folder"):
         run(tmp_path)
 
 
@@ -179,6 +212,27 @@ def test_a_warm_start_takes_what_fits_and_says_what():
     for path, value in checkpoint.leaves(drafter).items():
         expected = checkpoint.leaves(other.drafter if path in taken else fresh)[path]
         np.testing.assert_array_equal(value, expected, err_msg=path)
+    half, _ = warm_start(init_drafter(models.drafter.config, tiny_models(3, dtype=jnp.bfloat16).target, seed=7), models.drafter)
+    assert {value.dtype for value in checkpoint.leaves(half).values()} == {jnp.dtype(jnp.bfloat16)}
+
+
+def test_a_start_that_does_not_fit_is_refused_before_anything_is_sampled(tmp_path):
+    target = tiny_models(3).target
+    wide = tiny_llama_config(hidden_size=26)
+    start = random_models(wide, tiny_drafter_config(wide), seed=0).drafter
+    with pytest.raises(ValueError, match="no weight of the start fits this drafter"):
+        recipe.make_drafter(
+            target,
+            ["a text", "another"],
+            lambda text: [1] * 40,
+            rollout_config=recipe.RolloutConfig(sequence_length=40, longest_prompt=8, num_held_out=1),
+            shape=DrafterShape(mask_token_id=3, block_size=8, num_heads=2, num_layers=1),
+            config=TrainConfig(num_steps=1),
+            out=tmp_path / "out",
+            sources={},
+            start=start,
+        )
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_a_run_of_other_settings_is_refused(tmp_path):
@@ -244,7 +298,7 @@ def test_a_recipe_of_the_package_makes_a_drafter_for_the_embedded_target(name):
     recipe.RolloutConfig(**found.rollouts)
     config = TrainConfig(**found.training)
     target = checkpoint.read_target_config(checkpoint.read_contents(pairs.path("stories260k")), pairs.path("stories260k"))
-    drafter = huggingface.read_drafter(DrafterShape(**found.drafter).huggingface(target, config.family))
+    drafter = huggingface.read_drafter(DrafterShape(**{"mask_token_id": 0} | found.drafter).huggingface(target, config.family))
     check_pair(target, drafter)
     kinds = {"domino": "gru", "dspark": "markov"}
     assert (drafter.head.kind if drafter.head else None) == kinds.get(config.family)
@@ -277,6 +331,8 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
     [
         ("num_steps", 0, "num_steps must be at least 1"),
         ("decay", -1.0, "decay must be 0 or more"),
+        ("decay", float("nan"), "decay must be 0 or more; got nan"),
+        ("weight_decay", -0.1, "weight_decay must be 0 or more"),
         ("emphasis", 0.0, "emphasis must be more than 0"),
         ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, draft-opd; got 'eagle'"),
         ("optimizer", "sgd", "adamw or muon"),
@@ -289,17 +345,17 @@ def test_bad_training_settings_are_refused_by_name(field, value, message):
         TrainConfig(**{"num_steps": 3, field: value})
 
 
-@pytest.mark.parametrize("length", [9, 513, 10**12])
-def test_a_sequence_length_that_fits_no_block_or_not_the_target_is_refused_before_anything_is_sampled(tmp_path, length):
+@pytest.mark.parametrize(("family", "length"), [("dflash", 9), ("dflash", 513), ("dspark", 10), ("dflash", 10**12)])
+def test_a_sequence_length_that_fits_no_block_or_not_the_target_is_refused_before_anything_is_sampled(tmp_path, family, length):
     rollout_config = recipe.RolloutConfig(sequence_length=length, longest_prompt=8)
-    with pytest.raises(ValueError, match=rf"sequence_length \({length}\) must lie in 10\.\.512"):
+    with pytest.raises(ValueError, match=rf"sequence_length \({length}\) must lie in {10 + (family == 'dspark')}\.\.512"):
         recipe.make_drafter(
             tiny_models(3).target,
             [],
             lambda text: pytest.fail("a text was read"),
             rollout_config=rollout_config,
             shape=DrafterShape(mask_token_id=3, block_size=8),
-            config=TrainConfig(num_steps=1),
+            config=TrainConfig(family=family, num_steps=1),
             out=tmp_path / "out",
             sources={},
         )

@@ -146,8 +146,8 @@ def draw_training(log: Sequence[Mapping[str, Any]]) -> "Figure":
 
 
 def write_training_chart(folder: Path) -> Path | None:
-    """Draw the log of a training run beside it, as training.png; None without matplotlib."""
-    if not _has_matplotlib():
+    """Draw the log of a training run beside it, as training.png; None without matplotlib, and for a run that was never evaluated."""
+    if not _has_matplotlib() or not (folder / "log.jsonl").is_file():
         return None
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return _write(draw_training([json.loads(line) for line in lines]), folder / "training.png")

@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
             if found.get(name) is not None or time.perf_counter() - start > args.seconds:
                 continue
             found[name] = measure()
-            found["speedup"] = {model: _speedup(model, found[f"passes {model}"]) for model in sizes.models if f"passes {model}" in found}
+            found["speedup"] = {model: _speedup(model, found[f"passes {model}"]) for model in sizes.models if found.get(f"passes {model}")}
             write_text(args.out, json.dumps(found, indent=1) + "\n")
     print(json.dumps(found, indent=1))
     missing = [name for name in sections if found.get(name) is None]

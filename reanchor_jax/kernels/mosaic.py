@@ -115,7 +115,7 @@ def _attend(
     num_tiles = folded.shape[2] // rows_in_tile * tiles.num_columns
     launch = Launch(
         tiles=tiles,
-        num_splits=max(1, min(_MOST_SPLITS, _NUM_CORES // max(1, num_batch * num_groups * num_tiles))),
+        num_splits=max(1, min(_MOST_SPLITS, _NUM_CORES // (num_batch * num_groups * num_tiles))),
         window=window,
         scale=scale,
         cap=cap,

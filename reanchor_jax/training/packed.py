@@ -49,8 +49,8 @@ def packed_blocks(drafter: Drafter, target: Target, tokens: Int[Array, "B S"], a
     """Blocks begun at every anchor; no gradient flows into the target. anchors: positions of the blocks' known tokens, 1..S-1."""
     num_rows, length = tokens.shape
     positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
+    target = jax.lax.stop_gradient(target)
     output = target(tokens, positions, prompt_mask(length), target_layer_ids=drafter.config.target_layer_ids)
-    output = jax.lax.stop_gradient(output)
     states = drafter.predicting(packed_block_states(drafter, target, output.taps, tokens, anchors))
     places = anchors[:, :, None] + jnp.arange(drafter.config.block_size, dtype=jnp.int32)[None, None]
     inside = jnp.minimum(places, length - 1)
@@ -129,10 +129,9 @@ def packed_block_states(
 
 
 def corrected_logits(drafter: Drafter, target: Target, blocks: Blocks) -> Float[Array, "B C K1 V1"]:
-    """Logits after the causal head's corrections, each token before being the text's own; the base logits if there is no head."""
+    """Logits after the causal head's corrections, each token before being the text's own."""
     head = drafter.causal_head
-    if head is None:
-        return blocks.logits
+    assert head is not None  # `train` has refused drafters without one
 
     def step(state, inputs):
         previous, z = inputs

@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from tqdm import tqdm
 
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.decoding.config import DecodeConfig
@@ -82,9 +83,10 @@ def make_drafter(
     """
     drafter_config = shape.huggingface(target.config, config.family)
     length, limit = rollout_config.sequence_length, target.config.max_positions
-    if not shape.block_size + 2 <= length <= limit:
+    parsed = huggingface.read_drafter(drafter_config)
+    if not parsed.block_size + 2 <= length <= limit:
         raise ValueError(
-            f"sequence_length ({length}) must lie in {shape.block_size + 2}..{limit}: "
+            f"sequence_length ({length}) must lie in {parsed.block_size + 2}..{limit}: "
             "a block and two tokens at least, at most the positions the target was made for."
         )
     if len(texts) <= rollout_config.num_held_out:
@@ -100,6 +102,11 @@ def make_drafter(
     }
     sources = dict(sources) | ({} if start is None else {"start_sha256": _fingerprint(start)})
     recipe = {"sources": sources, "rollouts": sampling, "drafter": drafter_config, "training": dataclasses.asdict(config)}
+    drafter, taken = init_drafter(parsed, target, seed=config.seed), []
+    if start is not None:
+        drafter, taken = warm_start(drafter, start)
+        if new := sorted(checkpoint.leaves(drafter).keys() - taken):
+            tqdm.write(f"{len(taken)} weights are the start's; new are {', '.join(new)}")
     out.mkdir(parents=True, exist_ok=True)
     pin_settings(out / "recipe.json", recipe)
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
@@ -118,12 +125,8 @@ def make_drafter(
             show_progress=show_progress,
         )
         _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
-    drafter = init_drafter(huggingface.read_drafter(drafter_config), target, seed=config.seed)
-    if start is not None:
-        drafter, taken = warm_start(drafter, start)
-        recipe["taken_from_start"] = taken
     drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=show_progress)
-    provenance = {"drafter": {**recipe, "evaluation": dict(evaluate(drafter))}}
+    provenance = {"drafter": {**recipe, "taken_from_start": taken, "evaluation": dict(evaluate(drafter))}}
     return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=drafter_config, provenance=provenance, overwrite=True)
 
 

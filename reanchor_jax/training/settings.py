@@ -2,7 +2,7 @@
 
 In: a recipe's name, or a path.
 Out: keyword arguments of RolloutConfig, DrafterShape and TrainConfig, and the drafter to start from.
-Source: `recipes/`, one file a family.
+Source: `recipes/`, one file a family, and DBloom's longer blocks.
 """
 
 import dataclasses
@@ -64,8 +64,13 @@ def _values(path: Path, section: str, given: Any) -> dict[str, Any]:
     for name, value in given.items():
         kind = kinds[name]
         is_ids = isinstance(value, list) and all(map(is_integer, value))
-        fits = {int: is_integer(value), float: is_number(value), str: isinstance(value, str), int | None: is_integer(value)}
-        if not fits.get(kind, is_ids):
+        fits = {
+            int: is_integer(value),
+            float: is_number(value),
+            str: isinstance(value, str),
+            int | None: value is None or is_integer(value),
+        }
+        if not fits.get(kind, value is None or is_ids):
             raise ValueError(f"{path}: {section}.{name} must be {getattr(kind, '__name__', kind)}; got {value!r}.")
         values[name] = tuple(value) if isinstance(value, list) else value
     return values

@@ -2,7 +2,8 @@
 
 In: a target, Rollouts, a TrainConfig.
 Out: a trained drafter; `checkpoints/` and `log.jsonl` in the output folder as it goes.
-Source: DFlash (arXiv 2602.06036). Batch and anchors of a step are drawn from (seed, step) alone, so a resumed run repeats nothing.
+Source: DFlash (arXiv 2602.06036). Batch and anchors of a step are drawn from (seed, step) alone, and a family's own drafts from the
+    weights of a step that has a checkpoint, so a resumed run repeats nothing.
 """
 
 import json
@@ -83,8 +84,8 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
-        for name in ("num_warmup", "seed", "old_slots", "decay"):
-            if getattr(self, name) < 0:
+        for name in ("num_warmup", "seed", "old_slots", "decay", "weight_decay"):
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
         for name in ("learning_rate", "emphasis"):
             if not getattr(self, name) > 0:
@@ -113,12 +114,12 @@ def init_drafter(config: DrafterConfig, target: Target, *, seed: int) -> Drafter
 
 
 def warm_start(drafter: Drafter, start: Drafter) -> tuple[Drafter, list[str]]:
-    """The drafter with every leaf of `start` that has the same path and shape; and the paths taken.
+    """The drafter with every leaf of `start` that has the same path and shape, in the drafter's dtype; and the paths taken.
 
     Raises ValueError if none fits.
     """
     own, given = checkpoint.leaves(drafter), checkpoint.leaves(start)
-    taken = {path: value for path, value in given.items() if path in own and own[path].shape == value.shape}
+    taken = {path: value.astype(own[path].dtype) for path, value in given.items() if path in own and own[path].shape == value.shape}
     if not taken:
         raise ValueError("no weight of the start fits this drafter; give it the same number of heads, widths and taps.")
     return checkpoint.with_leaves(drafter, {**own, **taken}), sorted(taken)
@@ -138,9 +139,14 @@ def train(
 
     out: folder for `checkpoints/`, `train_config.json` and `log.jsonl` (one line an evaluation). A run found there is resumed.
     evaluate: figures of a drafter, logged every evaluation_steps.
-    Raises ValueError if `out` holds a run of another TrainConfig, or if the sequences are too short for a block.
+    Raises ValueError if `out` holds a run of another TrainConfig or no checkpoint that can be read, if the sequences are too short for a
+    block, and for a drafter of another family or with a vocabulary of its own.
     """
     family = FAMILIES[config.family]
+    kinds = {"domino": ("gru",), "dspark": ("markov", "gated_markov", "rnn_markov")}.get(config.family, (None,))
+    kind = None if drafter.config.head is None else drafter.config.head.kind
+    if kind not in kinds or (config.family == "dspark" and drafter.confidence is None):
+        raise ValueError(f"a drafter with head {kind} is not of the family {config.family}; give the family it was made for.")
     if drafter.vocabulary is not None:
         raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")
     if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
@@ -159,8 +165,8 @@ def train(
             if batch.proposals is not None:
                 logits = proposed_logits(target, batch.tokens, batch.anchors, batch.proposals)
                 blocks = blocks._replace(proposed=Proposed(batch.proposals, batch.num_accepted, logits))
-            weights = slot_weights(blocks.is_inside, decay=config.decay, emphasis=config.emphasis, old_slots=config.old_slots)
-            scored = family.loss(trained, target, blocks, weights, progress)
+            of_slots = slot_weights(blocks.is_inside, decay=config.decay, emphasis=config.emphasis, old_slots=config.old_slots)
+            scored = family.loss(trained, target, blocks, of_slots, progress)
             return scored.loss, hit_rates(scored.logits, blocks.tokens[:, :, 1:], blocks.is_inside)
 
         (loss, hits), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
@@ -178,36 +184,45 @@ def train(
                 batch = draw_batch(rollouts, config=config, block_size=drafter.config.block_size, step=index)
             else:
                 if recorded is None or index % config.refresh_steps == 0:
-                    current = checkpoint.with_leaves(drafter, jax.tree.map(jnp.copy, state["weights"]))
+                    current = checkpoint.with_leaves(drafter, state["weights"])
                     recorded = _record(Models(target=target, drafter=current), rollouts, config=config, step=index)
                 batch = draw_recorded(recorded, config=config, step=index)
             state, loss, hits = update(state, target, jax.tree.map(jnp.asarray, batch), jnp.float32(index / config.num_steps))
             smoothed = float(loss) if smoothed is None else 0.98 * smoothed + 0.02 * float(loss)
             progress.set_postfix(loss=f"{smoothed:.3f}", hit=f"{float(hits[0]):.2f}", refresh=False)
             done = index + 1
-            if done % config.checkpoint_steps == 0 or done == config.num_steps:
-                checkpoints.save(done, args=ocp.args.StandardSave(state))
             if done % config.evaluation_steps == 0 or done == config.num_steps:
                 record = {"step": done, "loss": smoothed, "hit_rates": np.asarray(hits).round(4).tolist()}
                 record |= dict(evaluate(checkpoint.with_leaves(drafter, state["weights"]))) if evaluate else {}
                 with (out / "log.jsonl").open("a") as log:
                     log.write(json.dumps(record) + "\n")
                 tqdm.write(json.dumps({name: value for name, value in record.items() if name != "hit_rates"}))
+            # after the log: what a checkpoint holds has been written down
+            if done % config.checkpoint_steps == 0 or done == config.num_steps:
+                checkpoints.save(done, args=ocp.args.StandardSave(state))
     return checkpoint.with_leaves(drafter, state["weights"])
 
 
 def _restore(checkpoints: ocp.CheckpointManager, state: Any) -> tuple[int, Any]:
     """The newest checkpoint that can be read, with its step; those that cannot are removed. (0, state) if there is none."""
     shapes = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-    steps = sorted(checkpoints.all_steps(), reverse=True)
-    for step in steps:
+    unread: dict[int, Exception] = {}
+    for step in sorted(checkpoints.all_steps(), reverse=True):
         try:
-            return step, checkpoints.restore(step, args=ocp.args.StandardRestore(shapes))
-        except Exception as error:
-            if step == steps[-1]:
-                raise ValueError(f"no checkpoint of {checkpoints.directory} can be read; remove it to begin again.") from error
-            tqdm.write(f"checkpoint {step} cannot be read, so the one before it is used ({reprlib.repr(str(error))})")
-            checkpoints.delete(step)
+            found = checkpoints.restore(step, args=ocp.args.StandardRestore(shapes))
+        except Exception as error:  # whatever the layers below say of a file cut short
+            unread[step] = error
+            continue
+        for newer, error in unread.items():  # only now: without an older one that can be read, nothing is removed
+            tqdm.write(f"checkpoint {newer} cannot be read, so the one before it is used ({reprlib.repr(str(error))})")
+            checkpoints.delete(newer)
+        return step, found
+    if unread:
+        newest = max(unread)
+        raise ValueError(
+            f"no checkpoint of {checkpoints.directory} can be read (the newest: {reprlib.repr(str(unread[newest]))}); "
+            "take the version that wrote it, or another folder."
+        ) from unread[newest]
     return 0, state
 
 

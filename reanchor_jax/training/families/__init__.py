@@ -1,6 +1,6 @@
 """Drafter families: what is particular to the config and to the training of each, one short file a family.
 
-In: a DrafterShape; or drafter, target and Blocks.
+In: sizes of a causal head; or drafter, target and Blocks.
 Out: entries of a config.json; or a loss.
 Source: each file's.
 """

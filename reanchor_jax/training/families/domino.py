@@ -13,7 +13,7 @@ from reanchor_jax.training.packed import corrected_logits
 
 
 def settings(causal_size: int, causal_width: int) -> dict[str, Any]:
-    """Slots predict their own places, as DFlash's do; the first drafted token has no correction."""
+    """Slots predict their own places, as DFlash's do; every drafted token has a correction."""
     own = {
         "projector_type": "domino",
         "gru_hidden_dim": causal_size,

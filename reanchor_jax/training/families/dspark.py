@@ -25,7 +25,7 @@ def settings(causal_size: int, causal_width: int) -> dict[str, Any]:
 
 
 def loss(drafter, target, blocks, weights, progress) -> Scored:
-    """The confidence learns from the overlap; the overlap learns nothing from the confidence."""
+    """What the confidence should be is taken as it is: no gradient flows through it into the distributions."""
     del progress
     corrected = corrected_logits(drafter, target, blocks)
     truth = target.logits(blocks.target_states).astype(jnp.float32)

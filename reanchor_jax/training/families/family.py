@@ -25,7 +25,7 @@ class Scored(NamedTuple):
 class Family(NamedTuple):
     """settings: entries of config.json beside those of a DFlash drafter, for its causal head's sizes (state or embedding, inner width).
 
-    loss: of blocks whose slots weigh `weights`, at a progress from 0 (the first step) to 1 (the last).
+    loss: of blocks whose slots weigh `weights`, at a progress that rises from 0 (the first step) to 1 (behind the last).
     is_on_policy: whether blocks are those that the drafter drafts itself while it is trained.
     """
 
