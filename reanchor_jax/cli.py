@@ -266,7 +266,7 @@ def _train(args: argparse.Namespace) -> None:
         config=config,
         out=settle(Path(args.out)),
         sources={name: value for name, value in sources.items() if value},
-        start=None if start is None else checkpoint.load_drafter(pairs.path(start), dtype=getattr(args, "dtype", None)),
+        start=None if start is None else checkpoint.load_drafter(pairs.path(start)),
     )
     chart = charts.write_training_chart(written.parent)
     print(f"written: {written}" + ("" if chart is None else f", {chart}"))

@@ -48,7 +48,7 @@ class Blocks(NamedTuple):
 def packed_blocks(drafter: Drafter, target: Target, tokens: Int[Array, "B S"], anchors: Int[Array, "B C"]) -> Blocks:
     """Blocks begun at every anchor; no gradient flows into the target. anchors: positions of the blocks' known tokens, 1..S-1."""
     num_rows, length = tokens.shape
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
+    positions = _places(tokens)
     target = jax.lax.stop_gradient(target)
     output = target(tokens, positions, prompt_mask(length), target_layer_ids=drafter.config.target_layer_ids)
     states = drafter.predicting(packed_block_states(drafter, target, output.taps, tokens, anchors))
@@ -74,7 +74,7 @@ def proposed_logits(
     first = jnp.take_along_axis(tokens, anchors, axis=1)
     inputs = jnp.concatenate([first[:, :, None], proposals[:, :, :-1]], axis=2).reshape(num_rows, -1)
     places = (anchors[:, :, None] + jnp.arange(num_drafts, dtype=jnp.int32)[None, None]).reshape(num_rows, -1)
-    text = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
+    text = _places(tokens)
     sees_text = text[:, None, :] < jnp.repeat(anchors, num_drafts, axis=1)[:, :, None]
     own = jnp.kron(jnp.eye(num_blocks, dtype=jnp.int32), jnp.tril(jnp.ones((num_drafts, num_drafts), jnp.int32))) > 0
     of_blocks = jnp.concatenate([sees_text, jnp.broadcast_to(own[None], (num_rows, *own.shape))], axis=2)
@@ -99,7 +99,7 @@ def packed_block_states(
     config = drafter.config
     num_rows, num_blocks = anchors.shape
     length = tokens.shape[1]
-    positions = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None], tokens.shape)
+    positions = _places(tokens)
     context = drafter.context_keys_values(drafter.features(taps), positions)
     reach = max(length if layer.window is None else min(layer.window - 1, length) for layer in config.layers)
     entries = anchors[:, :, None] - reach + jnp.arange(reach, dtype=jnp.int32)[None, None]
@@ -142,3 +142,8 @@ def corrected_logits(drafter: Drafter, target: Target, blocks: Blocks) -> Float[
     corrections = jnp.moveaxis(corrections, 0, 2).astype(jnp.float32)
     is_plain = jnp.arange(corrections.shape[2], dtype=jnp.int32)[None, None, :, None] < head.config.num_plain
     return blocks.logits + jnp.where(is_plain, 0.0, corrections)
+
+
+def _places(tokens: Int[Array, "B S"]) -> Int[Array, "B S"]:
+    """The position of every token of whole sequences."""
+    return jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)

@@ -143,9 +143,8 @@ def train(
     block, and for a drafter of another family or with a vocabulary of its own.
     """
     family = FAMILIES[config.family]
-    kinds = {"domino": ("gru",), "dspark": ("markov", "gated_markov", "rnn_markov")}.get(config.family, (None,))
     kind = None if drafter.config.head is None else drafter.config.head.kind
-    if kind not in kinds or (config.family == "dspark" and drafter.confidence is None):
+    if kind not in family.head_kinds or (family.has_confidence and drafter.confidence is None):
         raise ValueError(f"a drafter with head {kind} is not of the family {config.family}; give the family it was made for.")
     if drafter.vocabulary is not None:
         raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")

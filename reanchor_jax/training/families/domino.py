@@ -32,4 +32,4 @@ def loss(drafter, target, blocks, weights, progress) -> Scored:
     return Scored(progress * weighted_mean(cross_entropy(corrected, tokens), weights) + (1 - progress) * base, corrected)
 
 
-FAMILY = Family(settings=settings, loss=loss)
+FAMILY = Family(settings=settings, loss=loss, head_kinds=("gru",))

@@ -38,4 +38,4 @@ def loss(drafter, target, blocks, weights, progress) -> Scored:
     return Scored(weighted_mean(each, weights), corrected)
 
 
-FAMILY = Family(settings=settings, loss=loss)
+FAMILY = Family(settings=settings, loss=loss, head_kinds=("markov", "gated_markov", "rnn_markov"), has_confidence=True)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jaxtyping import Array, Float
 
+from reanchor_jax.config import HeadKind
 from reanchor_jax.models.drafter import Drafter
 from reanchor_jax.models.target import Target
 from reanchor_jax.training.packed import Blocks
@@ -26,9 +27,12 @@ class Family(NamedTuple):
     """settings: entries of config.json beside those of a DFlash drafter, for its causal head's sizes (state or embedding, inner width).
 
     loss: of blocks whose slots weigh `weights`, at a progress that rises from 0 (the first step) to 1 (behind the last).
+    head_kinds: of the causal heads that it trains; None is a drafter without one. has_confidence: whether it trains a confidence head.
     is_on_policy: whether blocks are those that the drafter drafts itself while it is trained.
     """
 
     settings: Callable[[int, int], dict[str, Any]]
     loss: Callable[[Drafter, Target, Blocks, Float[Array, "B C K1"], Float[Array, ""]], Scored]
+    head_kinds: tuple[HeadKind | None, ...] = (None,)
+    has_confidence: bool = False
     is_on_policy: bool = False
