@@ -81,7 +81,8 @@ def convert(
     if target_dir is not None and pair is None:
         source = Path(target_dir)
     elif pair is not None and target_dir is None:
-        source = pairs.path(pair)
+        source, drafter_path = pairs.find(pair)
+        drafter_dir = drafter_path if drafter_dir is None and drafter_path != source else drafter_dir
     else:
         raise ValueError("give either a target directory or a pair; got " + ("neither." if pair is None else "both."))
     if not dry_run:

@@ -100,6 +100,7 @@ def make_parser(
         "--recipe", metavar="NAME|FILE", help=f"settings in place of the defaults: {', '.join(recipe_names())}, or a JSON file"
     )
     train.add_argument("--start", metavar="NAME|DIR", help="pair or drafter whose weights are taken over where they fit")
+    train.add_argument("--mesh", metavar="D,M", type=_ids, help="train on D * M devices: rows over D, weights over M")
     for record in (RolloutConfig, DrafterShape, TrainConfig):
         add_fields(train, record)
 

@@ -31,6 +31,7 @@ from reanchor_jax.files import check_writable, error_text, read_json, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.training.placement import make_mesh
 from reanchor_jax.training.recipe import RolloutConfig, make_drafter
 from reanchor_jax.training.settings import NO_RECIPE, read_recipe
 from reanchor_jax.training.shape import DrafterShape
@@ -81,13 +82,16 @@ def _demo(args: argparse.Namespace) -> None:
 def _inspect(args: argparse.Namespace) -> None:
     if args.batch is not None and args.context is None:
         raise ValueError(f"--batch ({args.batch}) goes with --context; give the tokens that a row must hold.")
-    path = pairs.path(args.directory)
-    memory = None if args.context is None else inspection.describe_memory(path, batch=args.batch or 1, context=args.context)
-    print(inspection.describe(path))
+    path, drafter = pairs.find(args.directory)
+    drafter = None if drafter == path else drafter
+    memory = None
+    if args.context is not None:
+        memory = inspection.describe_memory(path, drafter=drafter, batch=args.batch or 1, context=args.context)
+    print(inspection.describe(path, drafter=drafter))
     if memory is not None:
         print(memory)
     if args.verify:
-        num_files = checkpoint.check_content(path)
+        num_files = sum(checkpoint.check_content(folder) for folder in (path, drafter) if folder is not None)
         print(f"verified: {num_files} weights files are as they were written" if num_files else "not verified: no checksums were recorded")
 
 
@@ -244,6 +248,9 @@ def _train(args: argparse.Namespace) -> None:
     loaded = _load(args)
     if loaded.tokenizer is None:
         raise ValueError(f"{loaded.name} has no tokenizer, so its texts cannot be read; add tokenizer.json to the directory.")
+    if args.mesh is not None and len(args.mesh) != 2:
+        raise ValueError(f"--mesh takes two numbers, as 4,2 for 8 devices; got {len(args.mesh)}.")
+    mesh = None if args.mesh is None else make_mesh(*args.mesh)
     recipe = read_recipe(args.recipe) if args.recipe else NO_RECIPE
     rollout_config, config = read_fields(args, RolloutConfig, **recipe.rollouts), read_fields(args, TrainConfig, **recipe.training)
     mask = recipe.drafter.get("mask_token_id") if args.mask_token_id is None else args.mask_token_id
@@ -256,7 +263,12 @@ def _train(args: argparse.Namespace) -> None:
             )
     shape = read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask})
     start = args.start or recipe.start
-    sources = {"target": loaded.name, "texts": Path(args.prompts).name, "recipe": recipe.name, "start": start and Path(start).name}
+    sources = {
+        "target": loaded.name.partition("/")[0],
+        "texts": Path(args.prompts).name,
+        "recipe": recipe.name,
+        "start": start and (start if start in pairs.names() else Path(start).name),
+    }
     written = make_drafter(
         loaded.models.target,
         read_texts(args.prompts),
@@ -267,6 +279,7 @@ def _train(args: argparse.Namespace) -> None:
         out=settle(Path(args.out)),
         sources={name: value for name, value in sources.items() if value},
         start=None if start is None else checkpoint.load_drafter(pairs.path(start)),
+        mesh=mesh,
     )
     chart = charts.write_training_chart(written.parent)
     print(f"written: {written}" + ("" if chart is None else f", {chart}"))
@@ -289,9 +302,9 @@ def _load(args: argparse.Namespace) -> Loaded:
     if args.pair is not None:
         if drafter is not None:
             raise ValueError("--drafter goes with --target; a pair has its own drafter.")
-        directory = pairs.path(args.pair)
-        models = checkpoint.load(directory, dtype=dtype)
-        return Loaded(Path(args.pair).resolve().name, models, load_tokenizer(directory))
+        where = pairs.find(args.pair)
+        name = args.pair if args.pair in pairs.names() else where.target.resolve().name
+        return Loaded(name, pairs.load_pair(args.pair, dtype=dtype), load_tokenizer(where.target))
     directory = Path(args.target)
     sources = [directory, *([] if drafter is None else [Path(drafter)])]
     missing = [source for source in sources if not source.is_dir()]

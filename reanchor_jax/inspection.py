@@ -17,13 +17,14 @@ from reanchor_jax.config import DrafterConfig, TargetConfig, check_pair
 from reanchor_jax.weights import num_bytes, stored_leaves
 
 
-def describe(path: Path | str) -> str:
+def describe(path: Path | str, *, drafter: Path | str | None = None) -> str:
     """Tell in a table what a directory holds: sizes, parameters, bytes, cache bytes per token, provenance.
 
+    drafter: directory of a drafter to tell of in place of the one beside the target.
     Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.load`, where that can be known without them.
     """
-    path = Path(path)
-    found = checkpoint.read_contents(path)
+    path, drafter_path = Path(path), Path(path if drafter is None else drafter)
+    found, drafter_found = checkpoint.read_contents(path), checkpoint.read_contents(drafter_path)
     columns: dict[str, dict[str, str]] = {}
     target = None
     if found.target_config is not None:
@@ -31,31 +32,31 @@ def describe(path: Path | str) -> str:
         rows = {"architecture": target.family, "vocabulary": f"{target.vocab_size:,}", "tied head": "yes" if target.is_tied else "no"}
         rows["end tokens"] = " ".join(map(str, target.eos_token_ids)) or "none"
         columns["target"] = {**_shape_rows(target), **rows, **_weight_rows(path, "target", target)}
-    if found.drafter_config is not None:
-        drafter = checkpoint.read_drafter_config(found, path)
+    if drafter_found.drafter_config is not None:
+        config = checkpoint.read_drafter_config(drafter_found, drafter_path)
         if target is not None:
-            check_pair(target, drafter)
-        rows = {"architecture": _family(drafter), "vocabulary": f"{drafter.vocab_size:,}", "block size": str(drafter.block_size)}
-        rows |= {"slot k predicts": "the next position" if drafter.is_shifted else "its own position"}
-        rows |= {"mask token": str(drafter.mask_token_id), "tapped layers": " ".join(map(str, drafter.target_layer_ids))}
-        columns["drafter"] = {**_shape_rows(drafter), **rows, **_weight_rows(path, "drafter", drafter)}
+            check_pair(target, config)
+        rows = {"architecture": _family(config), "vocabulary": f"{config.vocab_size:,}", "block size": str(config.block_size)}
+        rows |= {"slot k predicts": "the next position" if config.is_shifted else "its own position"}
+        rows |= {"mask token": str(config.mask_token_id), "tapped layers": " ".join(map(str, config.target_layer_ids))}
+        columns["drafter"] = {**_shape_rows(config), **rows, **_weight_rows(drafter_path, "drafter", config)}
     names = list(dict.fromkeys(name for rows in columns.values() for name in rows))
     table = [["", *columns], *([name, *(rows.get(name, "") for rows in columns.values())] for name in names)]
-    lines = [str(path), *_columns(table)]
+    lines = [str(path), *([] if drafter is None else [str(drafter_path)]), *_columns(table)]
     lines.append(f"files: {', '.join(found.files) or 'no tokenizer'}")
-    told = {name: value for name, value in found.provenance.items() if name != "weights"}  # checksums: long, and nothing to read
+    told = {name: value for name, value in drafter_found.provenance.items() if name != "weights"}  # checksums: long, and nothing to read
     lines.append(f"provenance: {json.dumps(told, indent=2) if told else 'none recorded'}")
     return "\n".join(lines)
 
 
-def describe_memory(path: Path | str, *, batch: int, context: int) -> str:
+def describe_memory(path: Path | str, *, batch: int, context: int, drafter: Path | str | None = None) -> str:
     """Tell in a table the bytes of weights and caches for `batch` rows of `context` tokens, in the dtype that is stored.
 
     Layers with a sliding window hold every token all the same. Not counted: the slots of one round (two blocks and rounding up), and what
     a pass holds while it runs.
-    Raises as `describe`, and ValueError if the target was made for fewer tokens.
+    drafter: as in `describe`. Raises as that, and ValueError if the target was made for fewer tokens.
     """
-    rows = memory_bytes(path, batch=batch, context=context)
+    rows = memory_bytes(path, batch=batch, context=context, drafter=drafter)
     rows["total"] = sum(rows.values())
     sizes = [(f"{value:,}", f"{value / 2**30:.2f} GiB") for value in rows.values()]
     widths = [max(map(len, column)) for column in zip(*sizes, strict=True)]
@@ -63,10 +64,10 @@ def describe_memory(path: Path | str, *, batch: int, context: int) -> str:
     return "\n".join([f"memory for a batch of {batch:,} and a context of {context:,} tokens, in bytes:", *_columns(table)])
 
 
-def memory_bytes(path: Path | str, *, batch: int, context: int) -> dict[str, int]:
+def memory_bytes(path: Path | str, *, batch: int, context: int, drafter: Path | str | None = None) -> dict[str, int]:
     """The bytes that `describe_memory` tells: of the weights, and of the caches of target and drafter."""
-    path = Path(path)
-    found = checkpoint.read_contents(path)
+    path, drafter_path = Path(path), Path(path if drafter is None else drafter)
+    found, drafter_found = checkpoint.read_contents(path), checkpoint.read_contents(drafter_path)
     weights, caches = 0, {}
     if found.target_config is not None:
         target = checkpoint.read_target_config(found, path)
@@ -74,9 +75,9 @@ def memory_bytes(path: Path | str, *, batch: int, context: int) -> dict[str, int
             raise ValueError(f"context ({context}) exceeds the {target.max_positions} positions the target was made for; lower it.")
         weights += sum(map(num_bytes, stored_leaves(path / "target").values()))
         caches["target cache"] = batch * context * _cache_bytes(path, target)
-    if found.drafter_config is not None:
-        weights += sum(map(num_bytes, stored_leaves(path / "drafter").values()))
-        caches["drafter cache"] = batch * context * _cache_bytes(path, checkpoint.read_drafter_config(found, path))
+    if drafter_found.drafter_config is not None:
+        weights += sum(map(num_bytes, stored_leaves(drafter_path / "drafter").values()))
+        caches["drafter cache"] = batch * context * _cache_bytes(path, checkpoint.read_drafter_config(drafter_found, drafter_path))
     return {"weights": weights, **caches}
 
 

@@ -472,8 +472,10 @@ def test_load_pair_takes_a_directory_as_load_does(tmp_path):
 
 
 def test_an_unknown_pair_lists_the_known_ones(tmp_path):
-    assert pairs.path(tmp_path) == tmp_path
-    for name in pairs.names():
-        assert pairs.path(name).is_dir()
+    assert pairs.find(tmp_path) == (tmp_path, tmp_path)
+    target = pairs.find("stories260k").target
+    assert pairs.find("stories260k/dflash") == pairs.find("stories260k") == (target, target)
+    assert pairs.find("stories260k/domino") == (target, target / "drafters" / "domino")
+    assert {"stories260k", "stories260k/dflash", "stories260k/domino"} <= {*pairs.names()}
     with pytest.raises(FileNotFoundError, match=r"'no-such-pair' is neither a directory nor an embedded pair; embedded are: "):
         pairs.path("no-such-pair")

@@ -493,7 +493,9 @@ def test_later_parts_of_a_text_begin_at_its_paragraphs():
 
 def test_embedded_pairs_are_known_by_name():
     for name in pairs.names():
-        assert checkpoint.read_contents(pairs.path(name)).drafter_config is not None
+        where = pairs.find(name)
+        assert checkpoint.read_contents(where.target).target_config is not None
+        assert checkpoint.read_contents(where.drafter).drafter_config is not None
 
 
 def test_a_request_is_checked():

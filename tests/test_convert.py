@@ -21,6 +21,7 @@ from reanchor_jax.convert.engine import ConversionError, convert, export_hugging
 from reanchor_jax.convert.plan import share_index
 from reanchor_jax.convert.plan import sources as sources_of
 from reanchor_jax.convert.tables import drafter_table, target_table
+from reanchor_jax.text import load_tokenizer
 
 
 def random_tensors(shapes, dtype, seed):
@@ -432,6 +433,17 @@ def test_the_command_line_converts_and_tells_errors_without_a_traceback(sources,
 
 def test_embedded_pairs_are_small_and_load():
     for name in pairs.names():
-        directory = pairs.path(name)
-        assert sum(file.stat().st_size for file in Path(directory).rglob("*") if file.is_file()) <= 4 << 20
-        assert checkpoint.load(directory).drafter is not None
+        assert pairs.load_pair(name).drafter is not None
+    root = Path(pairs.__file__).parent
+    assert sum(file.stat().st_size for file in root.rglob("*") if file.is_file()) <= 12 << 20
+
+
+def test_a_drafter_of_an_embedded_pair_is_joined_with_its_target(tmp_path):
+    main(["--pair", "stories260k/domino", "--out", str(tmp_path / "out")])
+    joined, named = checkpoint.load(tmp_path / "out"), pairs.load_pair("stories260k/domino")
+    assert joined.drafter is not None
+    assert joined.drafter.config.head is not None
+    for model, expected in zip(joined, named, strict=True):
+        for name, leaf in checkpoint.leaves(expected).items():
+            np.testing.assert_array_equal(checkpoint.leaves(model)[name], leaf, err_msg=name)
+    assert load_tokenizer(tmp_path / "out") is not None

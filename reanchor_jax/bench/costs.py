@@ -53,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         if args.batch < 1 or args.context < _PROMPT + _NEW_TOKENS:
             least = f"--batch must be at least 1 and --context at least {_PROMPT + _NEW_TOKENS}, a prompt with what is decoded behind it"
             raise ValueError(f"{least}; got {args.batch} and {args.context}.")
-        estimate = sum(inspection.memory_bytes(pairs.path(args.pair), batch=args.batch, context=args.context).values())
+        where = pairs.find(args.pair)
+        memory = inspection.memory_bytes(where.target, drafter=where.drafter, batch=args.batch, context=args.context)
+        estimate = sum(memory.values())
     except (OSError, ValueError) as error:
         parser.error(str(error))
     rows = []
@@ -88,7 +90,7 @@ def _measure(pair: str, method: str, *, context: int, batch: int) -> dict[str, A
     """Seconds from loaded weights to the end of the first round, and the peak of memory of a generation after that."""
     jax.devices()  # the backend is begun before anything is counted
     before = _resident("VmRSS")
-    models = jax.block_until_ready(pairs.load_pair(pairs.path(pair)))
+    models = jax.block_until_ready(pairs.load_pair(pair))
     prompts = [[1] * _PROMPT] * batch
     request = Request(max_new_tokens=_NEW_TOKENS, batch_size=batch, cache_length=context)
     config = method_config(method, models, prompts, request=request)

@@ -37,14 +37,14 @@ _PLAIN = "\033[0m"
 def run(name_or_directory: str) -> dict[str, Any]:
     """Show the demonstration and return its figures. Raises ValueError if the pair lacks a drafter or a tokenizer."""
     start = time.perf_counter()
-    directory = pairs.path(name_or_directory)
-    models, tokenizer = pairs.load_pair(directory), load_tokenizer(directory)
+    where = pairs.find(name_or_directory)
+    models, tokenizer = pairs.load_pair(name_or_directory), load_tokenizer(where.target)
     if models.drafter is None or tokenizer is None:
         raise ValueError(f"{name_or_directory} lacks a {'drafter' if models.drafter is None else 'tokenizer'}; the demo needs both.")
     surroundings = compare.environment(models)
     sizes = _num_parameters(models.target), _num_parameters(models.drafter)
     block_size = models.drafter.config.block_size
-    print(f"{directory.name}: target of {sizes[0]:,} parameters, drafter of {sizes[1]:,}, blocks of {block_size}")
+    print(f"{where.target.name}: target of {sizes[0]:,} parameters, drafter of {sizes[1]:,}, blocks of {block_size}")
     print(f"{surroundings['device']}, {tables.cores(surroundings)}, {surroundings['dtype']}, jax {surroundings['versions']['jax']}\n")
 
     request = Request(max_new_tokens=_NEW_TOKENS, stop_token_ids=models.target.config.eos_token_ids)

@@ -98,7 +98,7 @@ def _parts(*, is_short: bool) -> Iterator[tuple[str, str, float]]:
         yield "vocabulary", str(vocab_size), _round(_models({"vocab_size": vocab_size}), 1024, 512)
     smol = random_models(_SMOL | ({"num_hidden_layers": 3} if is_short else {}), block_size=_BLOCK, num_drafter_layers=5, dtype=jnp.float32)
     yield from _stages("stages, SmolLM2-135M's shape", smol, _config(1024, 64), context=512)
-    pair = pairs.load_pair(pairs.path("stories260k"))
+    pair = pairs.load_pair("stories260k")
     sizes = {"cache_length": 448, "block_buckets": (), "node_buckets": ()}
     yield from _stages("stages, embedded pair, chain", pair, DecodeConfig.dflash(**sizes), context=100)
     whole = DecodeConfig.reanchor(num_nodes=64, **sizes)

@@ -21,10 +21,15 @@ from reanchor_jax.models.heads import MarkovHead
 
 def confidences(drafter: Drafter, states: Float[Array, "B M K1 D"], previous: Int[Array, "B M K1"]) -> Float[Array, "B M K1"]:
     """Chance of each drafted token to be accepted, given those before it. previous: the token before each."""
+    return jax.nn.sigmoid(log_odds(drafter, states, previous))
+
+
+def log_odds(drafter: Drafter, states: Float[Array, "B M K1 D"], previous: Int[Array, "B M K1"]) -> Float[Array, "B M K1"]:
+    """What `confidences` makes chances of."""
     head, confidence = drafter.causal_head, drafter.confidence
     assert confidence is not None  # `resolve_config` has refused drafters without one
     embedded = head.embedding(previous) if isinstance(head, MarkovHead) and confidence.config.reads_previous else None
-    return jax.nn.sigmoid(confidence(states, embedded))
+    return confidence(states, embedded)
 
 
 def above_threshold(chances: Float[Array, "B M K1"], threshold: float) -> Int[Array, "B M"]:

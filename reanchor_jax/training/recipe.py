@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from tqdm import tqdm
 
 from reanchor_jax import checkpoint, huggingface
@@ -25,6 +27,8 @@ from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
 from reanchor_jax.text import pin_settings
+from reanchor_jax.training.calibration import calibrate
+from reanchor_jax.training.placement import check_batch, place_weights
 from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
 from reanchor_jax.training.shape import DrafterShape
 from reanchor_jax.training.trainer import TrainConfig, init_drafter, train, warm_start
@@ -73,12 +77,13 @@ def make_drafter(
     out: Path,
     sources: Mapping[str, Any],
     start: Drafter | None = None,
+    mesh: Mesh | None = None,
     show_progress: bool = True,
 ) -> Path:
     """Run or resume the whole recipe in `out`; return the drafter's directory.
 
     sources: what to say in the provenance about where target, texts and start come from.
-    start: a trained drafter whose weights are taken over where they fit (`warm_start`).
+    start: a trained drafter whose weights are taken over where they fit (`warm_start`). mesh: as `train` takes it.
     Raises ValueError if `out` holds a run of other settings, for a sequence_length that does not fit, or for texts too few or too short.
     """
     drafter_config = shape.huggingface(target.config, config.family)
@@ -91,6 +96,9 @@ def make_drafter(
         )
     if len(texts) <= rollout_config.num_held_out:
         raise ValueError(f"{len(texts)} texts leave none to train on after {rollout_config.num_held_out} held out; give more texts.")
+    if mesh is not None:
+        check_batch(mesh, config.batch_size)
+        target = place_weights(target, mesh)
     held_out = [encode(text) for text in texts[-rollout_config.num_held_out :]]
     evaluate = tau_of(target, held_out)
     known = texts[: -rollout_config.num_held_out]
@@ -125,9 +133,29 @@ def make_drafter(
             show_progress=show_progress,
         )
         _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
-    drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, show_progress=show_progress)
-    provenance = {"drafter": {**recipe, "taken_from_start": taken, "evaluation": dict(evaluate(drafter))}}
+    drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, mesh=mesh, show_progress=show_progress)
+    provenance: dict[str, Any] = {**recipe, "taken_from_start": taken, "evaluation": dict(evaluate(drafter))}
+    if drafter.confidence is not None:
+        drafter, drafter_config, provenance["calibration"] = _calibrated(Models(target=target, drafter=drafter), drafter_config, held_out)
+    provenance = {"drafter": provenance}
     return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=drafter_config, provenance=provenance, overwrite=True)
+
+
+def _calibrated(
+    models: Models, drafter_config: dict[str, Any], texts: Sequence[Sequence[int]]
+) -> tuple[Drafter, dict[str, Any], dict[str, Any]]:
+    """The drafter and its config with confidences calibrated on held-out texts; and what that did."""
+    prompts = _beginnings(texts)
+    length = min(_EVALUATED_PROMPT + _EVALUATED_NEW, models.target.config.max_positions)
+    padded = np.pad(prompts, ((0, 0), (0, length - _EVALUATED_PROMPT)))
+    found = calibrate(models, padded, np.full(len(prompts), _EVALUATED_PROMPT, np.int32))
+    own = {**drafter_config["dflash_config"], "confidence_temperatures": found.temperatures.tolist()}
+    drafter_config = {**drafter_config, "dflash_config": own}
+    assert models.drafter is not None
+    weights = checkpoint.leaves(models.drafter)
+    empty = checkpoint.build_drafter(huggingface.read_drafter(drafter_config), jnp.float32)
+    told = {"num_blocks": found.num_blocks, "error_before": found.error_before.round(4).tolist()}
+    return checkpoint.with_leaves(empty, weights), drafter_config, {**told, "error_after": found.error_after.round(4).tolist()}
 
 
 def later_parts(text: str) -> list[str]:
@@ -142,15 +170,13 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
 
     Raises ValueError if no text is long enough.
     """
-    prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
-    if not prompts:
-        raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")
+    prompts = _beginnings(texts)
     num_new = min(_EVALUATED_NEW, target.config.max_positions - _EVALUATED_PROMPT)
 
     def evaluate(drafter: Drafter) -> dict[str, float]:
         result = generate(
             Models(target=target, drafter=drafter),
-            np.asarray(prompts, np.int32),
+            prompts,
             np.full((len(prompts),), _EVALUATED_PROMPT, np.int32),
             jax.random.key(0),
             config=DecodeConfig.dflash(cache_length=_EVALUATED_PROMPT + num_new),
@@ -160,6 +186,14 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
         return {"tau": round(summary.tau, 4), "tau_standard_error": round(summary.tau_standard_error, 4)}
 
     return evaluate
+
+
+def _beginnings(texts: Sequence[Sequence[int]]) -> np.ndarray:
+    """The first tokens [N 32] of every text that is long enough to be decoded from them. Raises ValueError if none is."""
+    prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
+    if not prompts:
+        raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")
+    return np.asarray(prompts, np.int32)
 
 
 def _fingerprint(module: Target | Drafter) -> str:

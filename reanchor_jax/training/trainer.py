@@ -20,6 +20,7 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array
 from tqdm import tqdm
 
@@ -31,6 +32,7 @@ from reanchor_jax.text import pin_settings, write_text
 from reanchor_jax.training.families import FAMILIES
 from reanchor_jax.training.losses import hit_rates, slot_weights
 from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits
+from reanchor_jax.training.placement import check_batch, place_rows, place_weights
 from reanchor_jax.training.rollouts import Recorded, Rollouts, record_blocks
 
 _FINAL_NORM_SCALE = 0.2  # of the target's: at 1.0 the untrained drafter's logits start at a cross-entropy of 28 nats
@@ -133,14 +135,17 @@ def train(
     config: TrainConfig,
     out: Path,
     evaluate: Callable[[Drafter], Mapping[str, float]] | None = None,
+    mesh: Mesh | None = None,
     show_progress: bool = True,
 ) -> Drafter:
     """Run (or resume) config.num_steps steps and return the trained drafter.
 
     out: folder for `checkpoints/`, `train_config.json` and `log.jsonl` (one line an evaluation). A run found there is resumed.
     evaluate: figures of a drafter, logged every evaluation_steps.
+    mesh: of axes `data` and `model` (`placement`); None trains on one device. A run may be resumed on another mesh: sums are then taken in
+        another order, and weights differ by rounding.
     Raises ValueError if `out` holds a run of another TrainConfig or no checkpoint that can be read, if the sequences are too short for a
-    block, and for a drafter of another family or with a vocabulary of its own.
+    block, for a drafter of another family or with a vocabulary of its own, and for a mesh that the batch does not fill.
     """
     family = FAMILIES[config.family]
     kind = None if drafter.config.head is None else drafter.config.head.kind
@@ -150,11 +155,15 @@ def train(
         raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")
     if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
         raise ValueError(f"sequences of {rollouts.tokens.shape[1]} tokens are too short for blocks of {drafter.config.block_size}.")
+    if mesh is not None:
+        check_batch(mesh, config.batch_size)
+        target = place_weights(target, mesh)  # as it lies already where `make_drafter` has placed it
     out.mkdir(parents=True, exist_ok=True)
     pin_settings(out / "train_config.json", asdict(config))
     optimizer = _optimizer(config)
     weights = {name: jnp.copy(value) for name, value in checkpoint.leaves(drafter).items()}  # the caller's own would be donated
     state = {"weights": weights, "optimizer": optimizer.init(weights)}
+    state = state if mesh is None else place_weights(state, mesh)
 
     @partial(jax.jit, donate_argnums=0)
     def update(state, target, batch, progress):
@@ -186,7 +195,8 @@ def train(
                     current = checkpoint.with_leaves(drafter, state["weights"])
                     recorded = _record(Models(target=target, drafter=current), rollouts, config=config, step=index)
                 batch = draw_recorded(recorded, config=config, step=index)
-            state, loss, hits = update(state, target, jax.tree.map(jnp.asarray, batch), jnp.float32(index / config.num_steps))
+            batch = jax.tree.map(jnp.asarray, batch) if mesh is None else place_rows(batch, mesh)
+            state, loss, hits = update(state, target, batch, jnp.float32(index / config.num_steps))
             smoothed = float(loss) if smoothed is None else 0.98 * smoothed + 0.02 * float(loss)
             progress.set_postfix(loss=f"{smoothed:.3f}", hit=f"{float(hits[0]):.2f}", refresh=False)
             done = index + 1
