@@ -71,3 +71,23 @@ def test_training_killed_three_times_ends_with_the_weights_of_a_run_that_was_not
         np.testing.assert_array_equal(again[name], value, err_msg=name)
     steps = [json.loads(line)["step"] for line in (out / "log.jsonl").read_text().splitlines()]
     assert steps == [10, 20, 30, 40]
+
+
+@pytest.mark.slow
+def test_bench_killed_three_times_measures_every_prompt_once(tmp_path, stories):
+    runs = tmp_path / "out" / "runs.jsonl"
+    given = ["bench", "--pair", "stories260k", "--prompts", str(stories), "--max-new-tokens", "40", "--methods", "dflash,reanchor"]
+    given += ["--out", str(tmp_path / "out")]
+    kills = 0
+    for after in (1, 7, 16):  # of 9 prompts by 3 methods
+
+        def reached(after=after):
+            return runs.exists() and runs.read_text().count("\n") >= after
+
+        kills += run(given, killed_when=reached) == -signal.SIGKILL
+    assert kills == 3
+    assert run(given) == 0
+    figures = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert figures["identical"]
+    measured = [(line["method"], line["first"]) for line in map(json.loads, runs.read_text().splitlines())]
+    assert sorted(measured) == sorted((method, first) for method in ("autoregressive", "dflash", "reanchor") for first in range(9))
