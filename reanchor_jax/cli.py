@@ -18,7 +18,7 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import charts, compare, demo, measure, methods, peers, profiles, tables
+from reanchor_jax.bench import benchmarks, charts, compare, demo, measure, methods, peers, preflight, profiles, suite, tables
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import check_pair
 
@@ -167,19 +167,58 @@ def _bench(args: argparse.Namespace) -> None:
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
     if args.profile is not None and methods.SCHEDULED not in [*names, args.traces]:
         names.append(methods.SCHEDULED)
+    if args.preflight and compare.CHAIN not in names:
+        names.append(compare.CHAIN)
+    if args.benchmarks is not None:
+        _bench_suite(args, names)
+        return
+    if given := [
+        f"--{name.replace('_', '-')}" for name in ("benchmark_dir", "temperatures", "thinking") if getattr(args, name) is not None
+    ]:
+        raise ValueError(f"{', '.join(given)} goes with --benchmarks.")
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
-    measure.measure(
+    source = Path(args.prompts).name
+    found = measure.measure(
         loaded.models,
         prompts,
         names,
         request=request,
         out=settle(Path(args.out)),
         model_name=loaded.name,
-        source=Path(args.prompts).name,
+        source=source,
         traced=args.traces,
         others=_load_peers(args, [prompt.ids for prompt in prompts], request),
+    )
+    if args.preflight:
+        print(*preflight.report({source: found.runs}, models=loaded.models, temperature=request.temperature), sep="\n")
+
+
+def _bench_suite(args: argparse.Namespace, names: list[str]) -> None:
+    if args.traces is not None or args.peers:
+        raise ValueError("--traces and --peers go with --prompts.")
+    if args.temperatures is not None and args.temperature != 0:
+        raise ValueError("give either --temperature or --temperatures.")
+    wanted = methods.split_names(args.benchmarks)
+    benchmarks.check_names(wanted)
+    loaded = _load(args)
+    temperatures = {"": args.temperature} if args.temperatures is None else {f"T{value:g}": value for value in args.temperatures}
+    requests = {folder: _request(args, loaded.models, temperature=value) for folder, value in temperatures.items()}
+    drawn = {name: benchmarks.draw(benchmarks.read_tasks(name, args.benchmark_dir), args.num_examples, seed=args.seed) for name in wanted}
+    suite.run_suite(
+        loaded.models,
+        suite.Chat(
+            tokenizer=loaded.tokenizer,
+            is_wrapped=args.chat or bool(getattr(loaded.tokenizer, "chat_template", None)),
+            thinking=None if args.thinking is None else args.thinking == "on",
+        ),
+        drawn,
+        names,
+        requests=requests,
+        out=settle(Path(args.out)),
+        model_name=loaded.name,
+        has_preflight=args.preflight,
     )
 
 
@@ -275,10 +314,12 @@ def _load(args: argparse.Namespace) -> Loaded:
     return Loaded(directory.resolve().name, models, load_tokenizer(directory))
 
 
-def _request(args: argparse.Namespace, models: Models) -> Request:
+def _request(args: argparse.Namespace, models: Models, *, temperature: float | None = None) -> Request:
     names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids", "schedule"}
     stops = () if args.ignore_eos else models.target.config.eos_token_ids
     request = Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+    if temperature is not None:
+        request = dataclasses.replace(request, temperature=temperature)
     if args.profile is None:
         return request
     profile = profiles.read_profile(args.profile, models)
