@@ -48,10 +48,24 @@ def _json(path):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_benchmarks_are_measured_summed_up_and_resumed(capsys, rows, tmp_path, monkeypatch):
     out = tmp_path / "out"
     arguments = ("--benchmarks", "mt_bench,gsm8k,aime25", "--benchmark-dir", rows, "--num-examples", 3, "--max-new-tokens", 11)
-    arguments = (*arguments, "--seed", 5, "--temperatures", "0,1", "--methods", "dflash", "--preflight", "--out", out)
+    arguments = (
+        *arguments,
+        "--seed",
+        5,
+        "--temperatures",
+        "0,1",
+        "--methods",
+        "dflash",
+        "--cache-length",
+        512,
+        "--preflight",
+        "--out",
+        out,
+    )
     status, told, err = _bench(capsys, *arguments)
     assert status == 0, err
     assert "MT-Bench, temperature 0: 4 prompts, 2 left out: longer than the 501 tokens that fit" in err
@@ -171,6 +185,30 @@ def test_a_preflight_tells_the_ceiling_of_responses_that_ended_and_what_it_says(
     assert few[2].startswith("None of 1 responses ended by itself, so all count")
     assert few[4].startswith("That is below 15%: the drafter errs before the block ends, a longer one is not worth training.")
     assert preflight.report({"MBPP": [_run(0, [])]}, models=models, temperature=0.0)[0].startswith("preflight: the chain made no rounds")
+
+
+def test_a_second_turn_holds_plain_decodings_answer_which_is_made_once(tmp_path, monkeypatch):
+    models, tokenizer = pairs.load_pair("stories260k"), load_tokenizer(pairs.path("stories260k"))
+    chat = suite.Chat(tokenizer=tokenizer, is_wrapped=False, thinking=None)
+    tasks = [Task("a", tuple(_TURNS[0])), Task("b", tuple(_TURNS[1]))]
+    firsts = [chat.prompt(f"{task.id}/1", task.turns[:1]) for task in tasks]
+    request = Request(max_new_tokens=7, temperature=1.0, seed=3)
+
+    def prompts():
+        return suite._prompts(models, chat, tasks, firsts, request=request, folder=tmp_path, model_name="m")
+
+    found, skipped = prompts()
+    assert ([prompt.id for prompt in found], skipped) == (["a/1", "b/1", "a/2", "b/2"], [])
+    runs = compare.read_runs(tmp_path / "turns.jsonl", num_prompts=2, batch_size=1)
+    for run in runs:
+        answer = continuation(tokenizer, firsts[run.first].ids, run.outcomes[0].tokens)
+        assert answer
+        assert found[2 + run.first].ids == encode(tokenizer, "\n\n".join([_TURNS[run.first][0], answer, _TURNS[run.first][1]]))
+    monkeypatch.setattr(compare, "run_rounds", lambda *_, **__: pytest.fail("an answer was made again"))
+    assert prompts() == (found, [])
+    request = Request(max_new_tokens=7, temperature=1.0, seed=4)
+    with pytest.raises(ValueError, match=r"other settings \(seed\)"):
+        prompts()
 
 
 def _summary_run(benchmark, temperature, taus, *, identical=True):
