@@ -185,7 +185,9 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
 
 def _cell(figures: Mapping[str, Any] | None) -> str:
     """Tau / speedup, as far as there are such."""
-    return "-" if figures is None else f"{_number(figures['tau'], '{:.2f}')} / {_number(figures['speedup'], '{:.2f}x')}"
+    if figures is None or figures["tau"] is None:
+        return "-"
+    return f"{figures['tau']:.2f} / {_number(figures['speedup'], '{:.2f}x')}"
 
 
 def _measured_on(environment: Mapping[str, Any], *, has_date: bool = True) -> str:
