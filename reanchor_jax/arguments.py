@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
+from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.methods import METHODS, Request
 from reanchor_jax.bench.profiles import ProfileConfig
 from reanchor_jax.checkpoint import DTYPES
@@ -60,10 +61,16 @@ def make_parser(
     _add_request(generate)
     generate.add_argument("--json", metavar="FILE|-", help="write results as JSON to a file, or to standard output (-)")
 
-    bench = add("bench", "compare methods on a prompts file; an interrupted run is resumed")
+    bench = add("bench", "compare methods on a prompts file or on benchmarks; an interrupted run is resumed")
     _add_models(bench)
-    bench.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`")
-    bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts")
+    source = bench.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompts", metavar="FILE", help="JSONL file of objects with `prompt` or `ids`")
+    source.add_argument("--benchmarks", metavar="A,B,C", help=f"of {', '.join(BENCHMARKS)}; the target's chat template wraps them")
+    bench.add_argument("--benchmark-dir", metavar="DIR", help="folder with NAME.jsonl of each benchmark (default: they come from the hub)")
+    bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts, of each benchmark N drawn by --seed")
+    bench.add_argument("--temperatures", metavar="X,Y", type=_temperatures, help="measure benchmarks at each, in folders T0, T1, ...")
+    bench.add_argument("--thinking", choices=("on", "off"), help="enable_thinking of the chat template (default: as the template has it)")
+    bench.add_argument("--preflight", action="store_true", help="tell by the rounds of dflash whether a longer block is worth training")
     bench.add_argument(
         "--traces", metavar="NAME", help="also decode by this method and count what its rejected tokens and blocks were worth"
     )
@@ -179,6 +186,13 @@ def _positive(text: str) -> int:
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"must be a whole number of at least 1; got {text}")
     return value
+
+
+def _temperatures(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"must be numbers with commas between; got {text!r}") from error
 
 
 def _reader(kind: Any) -> Callable[[str], Any]:

@@ -7,7 +7,6 @@ Source: none; each command only joins the rooms.
 
 import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -19,7 +18,7 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import charts, compare, demo, methods, peers, profiles, tables, traces
+from reanchor_jax.bench import benchmarks, charts, compare, demo, measure, methods, peers, preflight, profiles, suite, tables
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import check_pair
 
@@ -27,10 +26,10 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.files import check_writable, error_text, read_json, settle
+from reanchor_jax.files import check_writable, error_text, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
-from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, pin_settings, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
 from reanchor_jax.training.placement import make_mesh
 from reanchor_jax.training.recipe import RolloutConfig, make_drafter
 from reanchor_jax.training.settings import NO_RECIPE, read_recipe
@@ -76,7 +75,7 @@ def _demo(args: argparse.Namespace) -> None:
     _check_writable(args.json)
     figures = demo.run(args.pair)
     if args.json is not None:
-        _write(args.json, _to_json(figures))
+        _write(args.json, measure.to_json(figures))
 
 
 def _inspect(args: argparse.Namespace) -> None:
@@ -127,7 +126,7 @@ def _generate(args: argparse.Namespace) -> None:
                 print(f"── {record['id']}\n{record['text'] if record['text'] is not None else record['tokens']}", flush=True)
                 print(_figures(outcome), file=sys.stderr)
     if args.json is not None:
-        _write(args.json, _to_json({"results": records}))
+        _write(args.json, measure.to_json({"results": records}))
 
 
 def _stream(loaded: Loaded, ids: list[list[int]], config: DecodeConfig, request: Request) -> None:
@@ -172,64 +171,59 @@ def _bench(args: argparse.Namespace) -> None:
         raise ValueError(f"--retain belongs to the method reanchor; got the methods {', '.join(names)}.")
     if args.profile is not None and methods.SCHEDULED not in [*names, args.traces]:
         names.append(methods.SCHEDULED)
+    if args.preflight and compare.CHAIN not in names:
+        names.append(compare.CHAIN)
+    if args.benchmarks is not None:
+        _bench_suite(args, names)
+        return
+    if given := [
+        f"--{name.replace('_', '-')}" for name in ("benchmark_dir", "temperatures", "thinking") if getattr(args, name) is not None
+    ]:
+        raise ValueError(f"{', '.join(given)} goes with --benchmarks.")
     loaded = _load(args)
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
-    ids = [prompt.ids for prompt in prompts]
-    configs = {name: methods.method_config(name, loaded.models, ids, request=request) for name in names}
-    named = () if args.traces is None else (args.traces,)
-    traced = {name: methods.method_config(name, loaded.models, ids, request=request) for name in named}
-    for name, config in traced.items():
-        if not config.is_speculative:
-            raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
-    others = _load_peers(args, ids, request)
-    out = settle(Path(args.out))
-    out.mkdir(parents=True, exist_ok=True)
-    surroundings = {name: value for name, value in compare.environment(loaded.models).items() if name != "date"}
-    # the methods are not among the settings: a run may be resumed with one more
-    asked = {name: value for name, value in dataclasses.asdict(request).items() if name != "schedule"}  # a method's own affair too
-    settings = {"model": loaded.name, "prompts": ids, **asked, "environment": surroundings}
-    pin_settings(out / "settings.json", settings)
-    if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
-        pin_settings(out / "schedule.json", dataclasses.asdict(request.schedule))
-    if others:
-        pin_settings(out / "peers.json", peers.versions())
-    found = compare.read_runs(out / "runs.jsonl", num_prompts=len(ids), batch_size=request.batch_size)
-    # methods that an earlier command has finished stay in the tables
-    num_runs = -(-len(ids) // request.batch_size)
-    kept = [name for name in dict.fromkeys(run.method for run in found) if _count(found, name) == num_runs and name not in others]
-    names += [name for name in kept if name not in names and not peers.is_peer(name)]
-    configs |= {name: methods.method_config(name, loaded.models, ids, request=request) for name in names if name not in configs}
-    done = [run for run in found if run.method in {*names, *others, *kept}]
-    if done:
-        num_asked = len({*names, *others, *kept}) * num_runs
-        print(f"{len(done)} of {num_asked} runs were measured before and are not repeated", file=sys.stderr)
-    runs = compare.compare(
+    source = Path(args.prompts).name
+    found = measure.measure(
         loaded.models,
-        ids,
-        configs,
+        prompts,
+        names,
         request=request,
-        others=others,
-        done=done,
-        on_run=lambda run: compare.write_run(out / "runs.jsonl", run),
-        show_progress=sys.stderr.isatty(),
+        out=settle(Path(args.out)),
+        model_name=loaded.name,
+        source=source,
+        traced=args.traces,
+        others=_load_peers(args, [prompt.ids for prompt in prompts], request),
     )
-    measured_with = read_json(out / "peers.json") or {}
-    figures = peers.split_figures(compare.results(loaded.models, ids, runs, request=request), measured_with)
-    title = f"{loaded.name}, {len(prompts)} prompts of {Path(args.prompts).name}, temperature {request.temperature:g}"
-    text = tables.markdown_tables(figures, title=title)
-    for name, config in traced.items():
-        found = traces.trace_statistics(loaded.models, ids, config, request=request, show_progress=sys.stderr.isatty())
-        figures["traces"] = {name: found}
-        text += "\n".join([*traces.statistics_lines(found, method=name), ""])
-    write_text(out / "results.json", _to_json(figures))
-    write_text(out / "tables.md", text)
-    block_size = 1 if loaded.models.drafter is None else loaded.models.drafter.config.block_size
-    written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
-    print(tables.terminal_table(figures))
-    print(*tables.peer_lines(figures), *tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
-    if len(written) == 2 and len(names) > 1:
-        print("no charts: they need matplotlib, pip install 'reanchor-jax[bench]'", file=sys.stderr)
+    if args.preflight:
+        print(*preflight.report({source: found.runs}, models=loaded.models, temperature=request.temperature), sep="\n")
+
+
+def _bench_suite(args: argparse.Namespace, names: list[str]) -> None:
+    if args.traces is not None or args.peers:
+        raise ValueError("--traces and --peers go with --prompts.")
+    if args.temperatures is not None and args.temperature != 0:
+        raise ValueError("give either --temperature or --temperatures.")
+    wanted = methods.split_names(args.benchmarks)
+    benchmarks.check_names(wanted)
+    loaded = _load(args)
+    temperatures = {"": args.temperature} if args.temperatures is None else {f"T{value:g}": value for value in args.temperatures}
+    requests = {folder: _request(args, loaded.models, temperature=value) for folder, value in temperatures.items()}
+    drawn = {name: benchmarks.draw(benchmarks.read_tasks(name, args.benchmark_dir), args.num_examples, seed=args.seed) for name in wanted}
+    suite.run_suite(
+        loaded.models,
+        suite.Chat(
+            tokenizer=loaded.tokenizer,
+            is_wrapped=args.chat or bool(getattr(loaded.tokenizer, "chat_template", None)),
+            thinking=None if args.thinking is None else args.thinking == "on",
+        ),
+        drawn,
+        names,
+        requests=requests,
+        out=settle(Path(args.out)),
+        model_name=loaded.name,
+        has_preflight=args.preflight,
+    )
 
 
 def _profile(args: argparse.Namespace) -> None:
@@ -333,18 +327,16 @@ def _load(args: argparse.Namespace) -> Loaded:
     return Loaded(directory.resolve().name, models, load_tokenizer(directory))
 
 
-def _request(args: argparse.Namespace, models: Models) -> Request:
+def _request(args: argparse.Namespace, models: Models, *, temperature: float | None = None) -> Request:
     names = {field.name for field in dataclasses.fields(Request)} - {"stop_token_ids", "schedule"}
     stops = () if args.ignore_eos else models.target.config.eos_token_ids
     request = Request(**{name: getattr(args, name) for name in names}, stop_token_ids=stops)
+    if temperature is not None:
+        request = dataclasses.replace(request, temperature=temperature)
     if args.profile is None:
         return request
     profile = profiles.read_profile(args.profile, models)
     return dataclasses.replace(request, schedule=profile.schedule(request.batch_size, request.temperature))
-
-
-def _count(runs: Sequence[compare.Run], method: str) -> int:
-    return sum(run.method == method for run in runs)
 
 
 def _read_prompts(args: argparse.Namespace, loaded: Loaded, *, limit: int | None = None) -> list[Prompt]:
@@ -366,10 +358,6 @@ def _write(path: str, text: str) -> None:
         sys.stdout.write(text)
     else:
         write_text(path, text)
-
-
-def _to_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 COMMANDS = {

@@ -47,20 +47,33 @@ def encode(tokenizer: Any, text: str, *, is_chat: bool = False) -> list[int]:
 
     Raises ValueError if there is no tokenizer, no chat template, no text, or if the text is not valid Unicode.
     """
+    return encode_turns(tokenizer, [text], is_chat=is_chat)
+
+
+def encode_turns(tokenizer: Any, turns: Sequence[str], *, is_chat: bool, thinking: bool | None = None) -> list[int]:
+    """Token ids of a conversation, user and model by turns; without is_chat its texts are joined, a blank line between.
+
+    thinking: `enable_thinking` of the chat template; None: as the template has it. Raises ValueError as `encode`, and if thinking is
+    given where no template asks for it.
+    """
     if tokenizer is None:
         raise ValueError("the model directory has no tokenizer, so text cannot be read; give a prompts file with ids.")
+    text = "\n\n".join(turns)
     if not text:
         raise ValueError("the prompt is empty; give some text, or the begin token in a prompts file with ids.")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"the prompt is not valid UTF-8 text ({error.reason} at character {error.start}); fix its encoding.") from error
+    if thinking is not None and not (is_chat and "enable_thinking" in str(tokenizer.chat_template)):
+        raise ValueError("the tokenizer has no chat template that knows enable_thinking; leave out --thinking.")
     if not is_chat:
         return list(tokenizer.encode(text, verbose=False))
     if not tokenizer.chat_template:
         raise ValueError("the tokenizer has no chat template; leave out --chat.")
-    message = [{"role": "user", "content": text}]
-    return list(tokenizer.apply_chat_template(message, add_generation_prompt=True, tokenize=True, return_dict=False))
+    messages = [{"role": ("user", "assistant")[index % 2], "content": turn} for index, turn in enumerate(turns)]
+    asked = {} if thinking is None else {"enable_thinking": thinking}
+    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **asked))
 
 
 def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
@@ -96,7 +109,7 @@ def read_prompts(path: Path | str, tokenizer: Any, *, vocab_size: int, limit: in
     for place, line in read_lines(path):
         if len(prompts) == limit:
             break
-        record = _parse(line, place)
+        record = parse_record(line, place)
         has_text, has_ids = "prompt" in record, "ids" in record
         if has_text == has_ids:
             raise ValueError(f"{place} must hold either prompt (text) or ids (token ids); it holds {'both' if has_text else 'neither'}.")
@@ -130,7 +143,7 @@ def read_texts(path: Path | str) -> list[str]:
     """Read the `prompt` texts of a JSONL file. Errors as in `read_prompts`."""
     texts = []
     for place, line in read_lines(path):
-        text = _parse(line, place).get("prompt")
+        text = parse_record(line, place).get("prompt")
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{place} must hold prompt, a text that is not empty; got {text!r}.")
         texts.append(text)
@@ -150,6 +163,17 @@ def read_lines(path: Path | str) -> Iterator[tuple[str, str]]:
                 raise ValueError(f"{place} is not UTF-8 ({error.reason} at byte {error.start}); save the file as UTF-8.") from error
             if line.strip():
                 yield place, line
+
+
+def parse_record(line: str, place: str) -> dict[str, Any]:
+    """The JSON object of a line of `read_lines`. Raises ValueError naming its place if it is none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{place} is not valid JSON ({error}); write one JSON object a line.") from error
+    if not isinstance(record, dict):
+        raise ValueError(f"{place} must be a JSON object; got {type(record).__name__}.")
+    return record
 
 
 def write_text(path: Path | str, text: str) -> None:
@@ -200,16 +224,6 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         flat |= {f"{name}.{inner}": found for inner, found in value.items()} if isinstance(value, dict) else {name: value}
     return flat
-
-
-def _parse(line: str, place: str) -> dict[str, Any]:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{place} is not valid JSON ({error}); write one JSON object a line.") from error
-    if not isinstance(record, dict):
-        raise ValueError(f"{place} must be a JSON object; got {type(record).__name__}.")
-    return record
 
 
 def _decode(tokenizer: Any, ids: Sequence[int]) -> str:

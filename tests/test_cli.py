@@ -126,8 +126,9 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     assert status == 0
     assert json.loads((out / "results.json").read_text())["methods"] == figures["methods"]
     # what an earlier command has finished stays in the tables
-    status, _, _ = _run(capsys, *arguments, "--methods", "autoregressive")
+    status, told, _ = _run(capsys, *arguments, "--methods", "autoregressive", "--preflight")
     assert status == 0
+    assert "preflight: rounds of dflash at temperature 0" in told
     assert json.loads((out / "results.json").read_text())["methods"] == figures["methods"]
     status, _, _ = _run(capsys, *arguments, "--methods", "dflash", "--traces", "dflash")
     assert status == 0

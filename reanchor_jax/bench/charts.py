@@ -1,6 +1,6 @@
-"""Charts of a comparison (acceptance histograms, tau against nodes, what a round costs) and of a training run.
+"""Charts of a comparison (acceptance histograms, tau against nodes, what a round costs), of benchmarks and of a training run.
 
-In: the dict that `compare.results` makes; the log of a run.
+In: the dict that `compare.results` makes; that of `suite.write_summary`; the log of a run.
 Out: matplotlib Figures, or PNG files of them (matplotlib comes with the extra `bench` and is imported when a chart is drawn).
 Source: ReAnchor's Figure 2 for the histograms; budgets as in DDTree's (arXiv 2604.12989).
 """
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.compare import BASELINE
 from reanchor_jax.bench.tables import shares
 from reanchor_jax.text import write_bytes
@@ -118,6 +119,48 @@ def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -
         "costs": draw_costs(results),
     }
     return [_write(figure, folder / f"{name}.png") for name, figure in charts.items()]
+
+
+def draw_benchmarks(summary: Mapping[str, Any]) -> "Figure":
+    """Tau on every benchmark with its standard error, a bar a method that drafts, a panel a temperature.
+
+    summary: of `suite.write_summary`.
+    """
+    runs = [run for run in summary["runs"] if _drafting(run)]
+    temperatures = list(dict.fromkeys(run["temperature"] for run in runs))
+    everything = {"methods": {name: None for run in runs for name in run["methods"]}}
+    names = _drafting(everything)
+    num_columns = max(sum(run["temperature"] == temperature for run in runs) for temperature in temperatures)
+    figure = _figure(width=max(1.6 + num_columns * (0.35 + 0.2 * len(names)), 4.0), height=0.5 + 2.2 * len(temperatures))
+    panels = figure.subplots(len(temperatures), 1, squeeze=False)[:, 0]
+    width = 0.8 / len(names)
+    for panel, temperature in zip(panels, temperatures, strict=True):
+        mine = [run for run in runs if run["temperature"] == temperature]
+        for index, name in enumerate(names):
+            found = {place: run["methods"][name] for place, run in enumerate(mine) if name in run["methods"]}
+            panel.bar(
+                [place + (index - (len(names) - 1) / 2) * width for place in found],
+                [figures["tau"] for figures in found.values()],
+                width=width,
+                yerr=[figures["tau_standard_error"] for figures in found.values()],
+                error_kw={"linewidth": 0.8, "capsize": 1.5, "ecolor": "#222222"},
+                color=_colour(everything, name),
+                label=name,
+            )
+        panel.set_xticks(range(len(mine)), [BENCHMARKS[run["benchmark"]].title for run in mine])
+        panel.set_title(f"temperature {temperature:g}", fontsize=8)
+        panel.set_ylabel("τ (tokens a target pass)", fontsize=8)
+        _clean(panel)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, fontsize=7, frameon=False, loc="outside upper center", ncols=min(len(names), 4))
+    return figure
+
+
+def write_benchmark_chart(summary: Mapping[str, Any], folder: Path) -> Path | None:
+    """Draw a summary beside it, as benchmarks.png; None without matplotlib, or without a method that drafts."""
+    if not _has_matplotlib() or not any(_drafting(run) for run in summary["runs"]):
+        return None
+    return _write(draw_benchmarks(summary), folder / "benchmarks.png")
 
 
 def draw_training(log: Sequence[Mapping[str, Any]]) -> "Figure":

@@ -138,6 +138,12 @@ def method_config(name: str, models: Models, prompts: Sequence[Sequence[int]], *
     return config
 
 
+def prompt_limit(models: Models, request: Request) -> int:
+    """Tokens of the longest prompt that the target, and the cache length asked for, hold together with the new tokens."""
+    limit = models.target.config.max_positions
+    return min(limit, request.cache_length or limit) - request.max_new_tokens
+
+
 def begin(
     models: Models, prompts: Sequence[Sequence[int]], indices: Sequence[int], *, config: DecodeConfig, request: Request
 ) -> tuple[DecodeState, Emitted]:
@@ -271,7 +277,7 @@ def _cache_length(models: Models, prompts: Sequence[Sequence[int]], request: Req
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     needed = len(prompts[longest]) + request.max_new_tokens
     limit = models.target.config.max_positions
-    if needed > min(limit, request.cache_length or limit):
+    if len(prompts[longest]) > prompt_limit(models, request):
         what = f"the {limit} positions of the target" if needed > limit else f"cache_length ({request.cache_length})"
         raise ValueError(
             f"prompt {longest} ({len(prompts[longest])} tokens) + max_new_tokens ({request.max_new_tokens}) exceed {what}; "

@@ -1,6 +1,6 @@
 """Show figures of a comparison: a table and an acceptance histogram in the terminal, a table in Markdown.
 
-In: the dict that `compare.results` makes.
+In: the dict that `compare.results` makes, or the one over benchmarks of `suite.write_summary`.
 Out: text.
 Source: the layout tau / speedup of ReAnchor's Table 2, the histogram of its Figure 2.
 """
@@ -8,9 +8,11 @@ Source: the layout tau / speedup of ReAnchor's Table 2, the histogram of its Fig
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.compare import BASELINE
 from reanchor_jax.decoding.config import Arm
 
+_SPEEDUP = "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded."
 _BAR = " ▏▎▍▌▋▊▉█"  # eighths of a character
 
 
@@ -39,19 +41,50 @@ def markdown_tables(results: Mapping[str, Any], *, title: str) -> str:
     lines += ["| " + " | ".join(row) + " |" for row in _rows(results)]
     lines += ["", "| method | rounds by accepted drafts: 0, 1, 2, … |", "|---|---|"]
     lines += [f"| {name} | {' '.join(map(str, figures['histogram']))} |" for name, figures in results["methods"].items()]
-    environment = results["environment"]
-    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
     lines += [
         "",
         *(["τ over dflash: paired by prompt, with the standard error of the mean difference."] if has_chain else []),
         "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts (pooled: over passes).",
         "Nodes verified and shifted blocks drafted a pass, on average; the anchor is a node, the baseline no shifted block.",
         "Plain: share of passes that verify nothing and decode one token.",
-        "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded.",
+        _SPEEDUP,
         "Ceiling: share of passes that accept every draft of a block.",
-        f"Measured on {environment['device']}, {cores(environment)}, {environment['dtype']}, {versions}, {environment['date']}.",
+        _measured_on(results["environment"]),
     ]
     return "\n".join([*lines, *peer_lines(results), *divergence_lines(results), ""])
+
+
+def benchmark_tables(summary: Mapping[str, Any], *, title: str) -> str:
+    """Tau / speedup in the layout of the paper's Table 2: a table a temperature, a row a method, a column a benchmark, and the mean.
+
+    summary: of `suite.write_summary`.
+    """
+    lines = [f"# {title}"]
+    for temperature in summary["means"]:
+        runs = [run for run in summary["runs"] if f"{run['temperature']:g}" == temperature]
+        header = ["method", *(BENCHMARKS[run["benchmark"]].title for run in runs), "mean"]
+        lines += ["", f"Temperature = {temperature}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+        for name, mean in summary["means"][temperature].items():
+            cells = [_cell(run["methods"].get(name)) for run in runs]
+            lines.append("| " + " | ".join([name, *cells, _cell(mean)]) + " |")
+        skipped = [f" ({run['num_skipped']} left out)" if run["num_skipped"] else "" for run in runs]
+        counts = [f"{run['num_prompts']}{told}" for run, told in zip(runs, skipped, strict=True)]
+        lines.append("| " + " | ".join(["prompts", *counts, str(sum(run["num_prompts"] for run in runs))]) + " |")
+    lines += [
+        "",
+        "τ / speedup. τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts.",
+        _SPEEDUP,
+        "Mean: over the benchmarks measured. Left out: prompts that the target cannot hold together with the new tokens.",
+        *dict.fromkeys(_measured_on(run["environment"], has_date=False) for run in summary["runs"] if run["environment"]),
+        *(
+            f"{name} on {BENCHMARKS[run['benchmark']].title} at temperature {run['temperature']:g}: output differs, see {run['folder']}."
+            for run in summary["runs"]
+            for name, found in run["methods"].items()
+            if not found["identical"]
+        ),
+        "",
+    ]
+    return "\n".join(lines)
 
 
 def profile_table(num_rows: int, contexts: Sequence[int], arms: Sequence[Arm], *, kept: Sequence[Sequence[Arm]]) -> str:
@@ -148,6 +181,19 @@ def _rows(results: Mapping[str, Any]) -> list[list[str]]:
         ]
         for name, figures in results["methods"].items()
     ]
+
+
+def _cell(figures: Mapping[str, Any] | None) -> str:
+    """Tau / speedup, as far as there are such."""
+    if figures is None or figures["tau"] is None:
+        return "-"
+    return f"{figures['tau']:.2f} / {_number(figures['speedup'], '{:.2f}x')}"
+
+
+def _measured_on(environment: Mapping[str, Any], *, has_date: bool = True) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in environment["versions"].items())
+    date = f", {environment['date']}" if has_date else ""
+    return f"Measured on {environment['device']}, {cores(environment)}, {environment['dtype']}, {versions}{date}."
 
 
 def _gain(figures: Mapping[str, Any]) -> str:

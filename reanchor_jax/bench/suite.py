@@ -1,0 +1,178 @@
+"""Measure methods on benchmarks, at one temperature or several, each in a folder of its own, and sum them up as the paper does.
+
+In: Models, a tokenizer, Tasks of each benchmark, names of methods, a Request for each folder.
+Out: OUT/NAME or OUT/NAME/T0, T1, ... as `bench.measure` writes them; OUT/results.json, tables.md and benchmarks.png over all of them.
+Source: ReAnchor, Table 2. In the second turn of MT-Bench the model has answered the first, plainly: every method's answer is that one.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from reanchor_jax.bench import charts, compare, methods, preflight, tables
+from reanchor_jax.bench.benchmarks import BENCHMARKS, Task
+from reanchor_jax.bench.compare import BASELINE
+from reanchor_jax.bench.measure import measure, request_settings, run_settings, surroundings, to_json
+from reanchor_jax.bench.methods import Request
+from reanchor_jax.files import read_json
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.text import Prompt, continuation, encode_turns, pin_settings, write_text
+
+
+class Chat(NamedTuple):
+    """How texts become a model's prompts. is_wrapped: by the chat template. thinking: as in `text.encode_turns`."""
+
+    tokenizer: Any
+    is_wrapped: bool
+    thinking: bool | None
+
+    def prompt(self, identifier: str, turns: Sequence[str]) -> Prompt:
+        """The prompt that these turns of user and model make."""
+        try:
+            ids = encode_turns(self.tokenizer, turns, is_chat=self.is_wrapped, thinking=self.thinking)
+        except ValueError as error:
+            raise ValueError(f"{identifier}: {error}") from error
+        return Prompt(id=identifier, text=turns[-1], ids=ids)
+
+
+def run_suite(
+    models: Models,
+    chat: Chat,
+    tasks: Mapping[str, Sequence[Task]],
+    names: Sequence[str],
+    *,
+    requests: Mapping[str, Request],
+    out: Path,
+    model_name: str,
+    has_preflight: bool = False,
+) -> dict[str, Any]:
+    """Measure the methods on every benchmark and sum up what the folder holds, which is also returned; figures are printed.
+
+    tasks: of each benchmark, by its name. names: autoregressive among them, and dflash with has_preflight, which also tells whether a
+    longer block is worth training. requests: by the folder inside a benchmark's, "" for the benchmark's own; they differ in temperature.
+    Prompts that the target cannot hold together with the new tokens are left out and counted. Raises ValueError, before anything is run,
+    for methods and texts that cannot be and for other settings than the folder's.
+    """
+    for request in requests.values():
+        for name in names:
+            methods.method_config(name, models, [[0]], request=request)
+    firsts = {name: [chat.prompt(_prompt_names(task)[0], task.turns[:1]) for task in mine] for name, mine in tasks.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
+    asked |= {"is_chat": chat.is_wrapped, "thinking": chat.thinking}
+    pin_settings(out / "settings.json", {"model": model_name, **asked, "environment": surroundings(models)})
+    summary = {}
+    for subfolder, request in requests.items():
+        runs = {}
+        for name, mine in tasks.items():
+            folder, title = out / name / subfolder, BENCHMARKS[name].title
+            folder.mkdir(parents=True, exist_ok=True)
+            prompts, skipped = _prompts(models, chat, mine, firsts[name], request=request, folder=folder, model_name=model_name)
+            told = f"{title}, temperature {request.temperature:g}: {len(prompts)} prompts"
+            if skipped:
+                told += f", {len(skipped)} left out: longer than the {methods.prompt_limit(models, request)} tokens that fit"
+            print(told, file=sys.stderr)
+            facts = {"benchmark": name, "temperature": request.temperature, "skipped": skipped}
+            if prompts:
+                found = measure(models, prompts, names, request=request, out=folder, model_name=model_name, source=title, facts=facts)
+                runs[title] = found.runs
+            else:
+                pin_settings(folder / "settings.json", run_settings(models, [], request=request, model_name=model_name))
+                write_text(folder / "results.json", to_json({"methods": {}, "speedup": {}, "prompts": [], **facts}))
+            summary = write_summary(out, model_name=model_name)
+        if has_preflight:
+            print(*preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
+    print(tables.benchmark_tables(summary, title=model_name))
+    return summary
+
+
+def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
+    """Sum up every benchmark's results.json in a folder: as results.json, tables.md and, with matplotlib, benchmarks.png beside them.
+
+    `runs`: a benchmark at a temperature each, in the order of temperatures and BENCHMARKS. `means`: over the benchmarks, by temperature
+    and method; None for a method that some benchmark lacks.
+    """
+    rows = {}
+    for name in BENCHMARKS:
+        for path in (out / name / "results.json", *sorted((out / name).glob("T*/results.json"))):
+            figures = read_json(path)
+            if figures is not None and figures.get("benchmark") == name:
+                rows[figures["temperature"], name] = _row(figures, path.parent.relative_to(out).as_posix())
+    found = sorted(rows.values(), key=lambda row: row["temperature"])
+    means = {}
+    for temperature in dict.fromkeys(row["temperature"] for row in found):
+        mine = [row["methods"] for row in found if row["temperature"] == temperature and row["methods"]]
+        names = dict.fromkeys(name for measured in mine for name in measured)
+        means[f"{temperature:g}"] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
+    summary = {"model": model_name, "runs": found, "means": means}
+    write_text(out / "results.json", to_json(summary))
+    write_text(out / "tables.md", tables.benchmark_tables(summary, title=model_name))
+    charts.write_benchmark_chart(summary, out)
+    return summary
+
+
+def _prompt_names(task: Task) -> list[str]:
+    return [task.id] if len(task.turns) == 1 else [f"{task.id}/{turn}" for turn in (1, 2)]
+
+
+def _prompts(
+    models: Models, chat: Chat, tasks: Sequence[Task], firsts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str
+) -> tuple[list[Prompt], list[str]]:
+    """Prompts of all turns that fit, first turns first, and the names of those that do not.
+
+    A prompt's key is folded from its index: so plain decoding gives the first turns among all prompts what it gave them alone.
+    """
+    limit = methods.prompt_limit(models, request)
+    begun = [(task, first) for task, first in zip(tasks, firsts, strict=True) if len(first.ids) <= limit]
+    prompts = [first for _, first in begun]
+    skipped = [name for task, first in zip(tasks, firsts, strict=True) if len(first.ids) > limit for name in _prompt_names(task)]
+    if any(len(task.turns) == 2 for task, _ in begun):
+        answers = _answers(models, prompts, request=request, folder=folder, model_name=model_name)
+        for (task, first), answer in zip(begun, answers, strict=True):
+            text = continuation(chat.tokenizer, first.ids, answer) or ""
+            second = chat.prompt(_prompt_names(task)[1], [task.turns[0], text, task.turns[1]])
+            if len(second.ids) <= limit:
+                prompts.append(second)
+            else:
+                skipped.append(second.id)
+    return prompts, skipped
+
+
+def _answers(models: Models, prompts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str) -> list[list[int]]:
+    """What plain decoding answers to the first turns; turns.jsonl holds its runs, which are not repeated under the same settings."""
+    ids = [prompt.ids for prompt in prompts]
+    pin_settings(folder / "turns.json", run_settings(models, ids, request=request, model_name=model_name))
+    runs = compare.compare(
+        models,
+        ids,
+        {BASELINE: methods.method_config(BASELINE, models, ids, request=request)},
+        request=request,
+        done=compare.read_runs(folder / "turns.jsonl", num_prompts=len(ids), batch_size=request.batch_size),
+        on_run=lambda run: compare.write_run(folder / "turns.jsonl", run),
+        show_progress=sys.stderr.isatty(),
+    )
+    return [outcome.tokens for run in sorted(runs, key=lambda run: run.first) for outcome in run.outcomes]
+
+
+def _row(figures: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """A benchmark's entry in the summary."""
+    kept = ("tau", "tau_standard_error", "identical")
+    return {
+        "benchmark": figures["benchmark"],
+        "temperature": figures["temperature"],
+        "folder": folder,
+        "num_prompts": len(figures["prompts"]),
+        "num_skipped": len(figures["skipped"]),
+        "methods": {
+            name: {**{key: found[key] for key in kept}, "speedup": figures["speedup"][name]} for name, found in figures["methods"].items()
+        },
+        "environment": figures.get("environment"),
+    }
+
+
+def _mean(measured: Sequence[Mapping[str, Any]], name: str, key: str) -> float | None:
+    values = [figures.get(name, {}).get(key) for figures in measured]
+    return None if None in values else float(np.mean(values))

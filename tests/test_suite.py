@@ -1,0 +1,270 @@
+"""Benchmarks are measured each in a folder of its own, second turns hold plain decoding's answers, the sum is what the folders hold."""
+
+import json
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_text import tokenizer_files
+
+from reanchor_jax import cli, pairs
+from reanchor_jax.bench import charts, compare, preflight, suite
+from reanchor_jax.bench.benchmarks import Task
+from reanchor_jax.bench.compare import BASELINE, CHAIN, Run
+from reanchor_jax.bench.methods import Outcome, Request, method_config
+from reanchor_jax.bench.tables import benchmark_tables
+from reanchor_jax.decoding.loop import autoregress
+from reanchor_jax.decoding.sampling import make_sampling
+from reanchor_jax.statistics import ROUND_FIELDS
+from reanchor_jax.text import continuation, encode, encode_turns, load_tokenizer
+
+_TURNS = [["Once upon a time, there was", "The dog was {happy}."], ["Lily liked", "Then a cat came."], ["a" * 600, "Tim ran."]]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("rows")
+    texts = ["Once upon a time", "Tom had a ball.", "One day, a big bear", "Sue saw", "The sun was hot."]
+    files = {
+        "gsm8k": [{"id": f"gsm8k-{index}", "prompt": text} for index, text in enumerate(texts)],
+        "mt_bench": [{"id": f"mt-bench-{81 + index}", "turns": turns} for index, turns in enumerate(_TURNS)],
+        "aime25": [{"id": "long", "prompt": "b" * 600}],
+    }
+    for name, records in files.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def _bench(capsys, *arguments) -> tuple[int, str, str]:
+    status = cli.main(["bench", "--pair", "stories260k", *map(str, arguments)])
+    told = capsys.readouterr()
+    return status, told.out, told.err
+
+
+def _json(path):
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+def test_benchmarks_are_measured_summed_up_and_resumed(capsys, rows, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    arguments = ("--benchmarks", "mt_bench,gsm8k,aime25", "--benchmark-dir", rows, "--num-examples", 3, "--max-new-tokens", 11)
+    arguments = (
+        *arguments,
+        "--seed",
+        5,
+        "--temperatures",
+        "0,1",
+        "--methods",
+        "dflash",
+        "--cache-length",
+        512,
+        "--preflight",
+        "--out",
+        out,
+    )
+    status, told, err = _bench(capsys, *arguments)
+    assert status == 0, err
+    assert "MT-Bench, temperature 0: 4 prompts, 2 left out: longer than the 501 tokens that fit" in err
+    assert "AIME25, temperature 1: 0 prompts, 1 left out" in err
+    assert told.count("preflight: rounds of dflash") == 2
+
+    summary = _json(out / "results.json")
+    names = ["gsm8k", "aime25", "mt_bench"]  # in the paper's order, by temperature
+    assert [(run["benchmark"], run["temperature"]) for run in summary["runs"]] == [(name, t) for t in (0.0, 1.0) for name in names]
+    assert [(run["num_prompts"], run["num_skipped"]) for run in summary["runs"][:3]] == [(3, 0), (0, 1), (4, 2)]
+    table = (out / "tables.md").read_text()
+    assert table in told
+    lines = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| dflash")]
+    for temperature, line in enumerate(lines):
+        found = [_json(out / name / f"T{temperature}" / "results.json") for name in ("gsm8k", "mt_bench")]
+        pairs_ = [(figures["methods"]["dflash"]["tau"], figures["speedup"]["dflash"]) for figures in found]
+        cells = [f"{tau:.2f} / {speedup:.2f}x" for tau, speedup in [*pairs_, np.mean(pairs_, axis=0)]]
+        assert line == ["dflash", cells[0], "-", cells[1], cells[2]]
+    assert "| prompts | 3 | 0 (1 left out) | 4 (2 left out) | 7 |" in table
+    assert (out / "benchmarks.png").read_bytes()[:4] == b"\x89PNG"
+
+    models, tokenizer = pairs.load_pair("stories260k"), load_tokenizer(pairs.path("stories260k"))
+    for temperature in (0, 1):
+        folder = out / "mt_bench" / f"T{temperature}"
+        figures = _json(folder / "results.json")
+        first, second = figures["prompts"][:2], figures["prompts"][2:]
+        assert sorted(first) == ["mt-bench-81/1", "mt-bench-82/1"]
+        assert second == [name.replace("/1", "/2") for name in first]
+        assert figures["skipped"] == ["mt-bench-83/1", "mt-bench-83/2"]
+        asked = _json(folder / "settings.json")["prompts"]
+        runs = [json.loads(line) for line in (folder / "runs.jsonl").read_text().splitlines()]
+        plain = {run["first"]: run["outcomes"][0]["tokens"] for run in runs if run["method"] == BASELINE}
+        for index, name in enumerate(first):
+            turns = _TURNS[int(name[9:11]) - 81]
+            assert asked[index] == encode(tokenizer, turns[0])
+            answer = autoregress(
+                models,
+                jnp.asarray([asked[index]], jnp.int32),
+                jnp.asarray([len(asked[index])], jnp.int32),
+                jax.random.fold_in(jax.random.key(5), index)[None],
+                config=method_config(BASELINE, models, asked, request=Request(max_new_tokens=11)),
+                sampling=make_sampling(1, temperature=temperature),
+                max_new_tokens=11,
+            )
+            tokens = np.asarray(answer.tokens)[0, : int(answer.lengths[0])].tolist()
+            assert plain[index] == tokens
+            text = "\n\n".join([turns[0], continuation(tokenizer, asked[index], tokens) or "", turns[1]])
+            assert asked[2 + index] == encode(tokenizer, text)
+
+    # interrupted before the last benchmark had its figures: only these are made again
+    (out / "mt_bench" / "T1" / "results.json").unlink()
+    (out / "results.json").unlink()
+    monkeypatch.setattr(compare, "run_rounds", lambda *_, **__: pytest.fail("a finished run was repeated"))
+    status, _, err = _bench(capsys, *arguments)
+    assert status == 0, err
+    again = _json(out / "results.json")
+    assert [run["methods"] for run in again["runs"]] == [run["methods"] for run in summary["runs"]]
+    assert again["means"] == summary["means"]
+    # answers made with other settings are refused
+    status, _, err = _bench(capsys, *arguments, "--top-k", 7)
+    assert status == 2
+    assert "holds a run with other settings (top_k)" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--benchmarks", "gsm8k", "--prompts", "x.jsonl"), "not allowed with argument"),
+        ((), "one of the arguments --prompts --benchmarks is required"),
+        (("--benchmarks", "gsm9k"), "benchmarks are gsm8k, math500, .* alpaca; got gsm9k"),
+        (("--benchmarks", ","), "got none"),
+        (("--benchmarks", "mbpp", "--benchmark-dir", "ROWS"), r"has no mbpp.jsonl \(it holds aime25.jsonl, gsm8k.jsonl, mt_bench.jsonl\)"),
+        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--methods", "eagle"), "unknown method 'eagle'"),
+        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--max-new-tokens", "512"), "exceed the 512 positions"),
+        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--thinking", "off"), "gsm8k-0: .* knows enable_thinking; leave out --think"),
+        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--chat"), "gsm8k-0: the tokenizer has no chat template"),
+        (("--benchmarks", "gsm8k", "--traces", "dflash"), "--traces and --peers go with --prompts"),
+        (("--benchmarks", "gsm8k", "--temperatures", "0,hot"), "must be numbers with commas between; got '0,hot'"),
+        (("--benchmarks", "gsm8k", "--temperatures", "0,1", "--temperature", "1"), "either --temperature or --temperatures"),
+        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--temperatures", "0,-1"), "temperature must be 0 or more; got -1.0"),
+        (("--prompts", "x.jsonl", "--thinking", "on", "--temperatures", "0,1"), "--temperatures, --thinking goes with --benchmarks"),
+        (("--prompts", "none.jsonl"), "none.jsonl: No such file"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_run(capsys, rows, tmp_path, monkeypatch, arguments, told):
+    monkeypatch.setattr(compare, "run_rounds", lambda *_, **__: pytest.fail("something was run"))
+    monkeypatch.setattr(cli.benchmarks, "draw", lambda tasks, count, seed: tasks)
+    given = [str(rows) if argument == "ROWS" else argument for argument in arguments]
+    status, _, err = _bench(capsys, *given, "--out", tmp_path / "out")
+    assert status == 2
+    assert re.search(told, err), err
+    assert not (tmp_path / "out").exists()
+
+
+def _run(first, accepted, *, finish_reason="stop", method=CHAIN) -> Run:
+    rounds = {name: [0] * len(accepted) for name in ROUND_FIELDS}
+    rounds |= {"num_accepted": accepted, "num_emitted": [count + 1 for count in accepted]}
+    outcome = Outcome(tokens=list(range(1 + sum(accepted) + len(accepted))), finish_reason=finish_reason, rounds=rounds)
+    return Run(method, first, 0.0, 1.0, 1.0, [outcome])
+
+
+def test_a_preflight_tells_the_ceiling_of_responses_that_ended_and_what_it_says():
+    models = pairs.load_pair("stories260k")  # blocks of 16
+    many = {
+        "GSM8K": [_run(0, [15, 0, 3, 15]), _run(1, [15] * 9, finish_reason="length"), _run(0, [0] * 9, method=BASELINE)],
+        "MBPP": [_run(0, [1, 2, 15, 3])],
+    }
+    lines = preflight.report(many, models=models, temperature=0.0)
+    assert lines[0] == "preflight: rounds of dflash at temperature 0 by accepted drafts"
+    assert lines[1].splitlines()[-1].split()[0] == "15+"
+    assert lines[1].splitlines()[-1].endswith(" 37.5%")
+    assert lines[2] == "Counted: the 2 of 3 responses that ended by themselves."
+    assert lines[3] == "Ceiling: 37.5% of 8 rounds accept the whole block of 16 (GSM8K 50.0%, MBPP 25.0%)."
+    assert lines[4].startswith("That is at or above 15%: the block is what limits, a longer one is worth training (train --recipe dbloom).")
+    assert lines[4].endswith("The threshold is ours, DBloom names none.")
+    few = preflight.report({"MBPP": [_run(0, [15] + [2] * 9, finish_reason="length")]}, models=models, temperature=1.0)
+    assert few[2].startswith("None of 1 responses ended by itself, so all count")
+    assert few[4].startswith("That is below 15%: the drafter errs before the block ends, a longer one is not worth training.")
+    assert preflight.report({"MBPP": [_run(0, [])]}, models=models, temperature=0.0)[0].startswith("preflight: the chain made no rounds")
+
+
+def test_a_second_turn_holds_plain_decodings_answer_which_is_made_once(tmp_path, monkeypatch):
+    models, tokenizer = pairs.load_pair("stories260k"), load_tokenizer(pairs.path("stories260k"))
+    chat = suite.Chat(tokenizer=tokenizer, is_wrapped=False, thinking=None)
+    tasks = [Task("a", tuple(_TURNS[0])), Task("b", tuple(_TURNS[1]))]
+    firsts = [chat.prompt(f"{task.id}/1", task.turns[:1]) for task in tasks]
+    request = Request(max_new_tokens=7, temperature=1.0, seed=3)
+
+    def prompts():
+        return suite._prompts(models, chat, tasks, firsts, request=request, folder=tmp_path, model_name="m")
+
+    found, skipped = prompts()
+    assert ([prompt.id for prompt in found], skipped) == (["a/1", "b/1", "a/2", "b/2"], [])
+    runs = compare.read_runs(tmp_path / "turns.jsonl", num_prompts=2, batch_size=1)
+    for run in runs:
+        answer = continuation(tokenizer, firsts[run.first].ids, run.outcomes[0].tokens)
+        assert answer
+        assert found[2 + run.first].ids == encode(tokenizer, "\n\n".join([_TURNS[run.first][0], answer, _TURNS[run.first][1]]))
+    monkeypatch.setattr(compare, "run_rounds", lambda *_, **__: pytest.fail("an answer was made again"))
+    assert prompts() == (found, [])
+    request = Request(max_new_tokens=7, temperature=1.0, seed=4)
+    with pytest.raises(ValueError, match=r"other settings \(seed\)"):
+        prompts()
+
+
+def _summary_run(benchmark, temperature, taus, *, identical=True):
+    methods = {name: {"tau": tau, "tau_standard_error": 0.1, "identical": identical, "speedup": tau / 2} for name, tau in taus.items()}
+    return {
+        "benchmark": benchmark,
+        "temperature": temperature,
+        "folder": benchmark,
+        "num_prompts": 7,
+        "num_skipped": 0,
+        "methods": methods,
+        "environment": None,
+    }
+
+
+def test_tables_and_bars_show_a_method_where_it_was_measured():
+    runs = [
+        _summary_run("gsm8k", 0.0, {BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0}),
+        _summary_run("alpaca", 0.0, {BASELINE: 1.0, CHAIN: 2.0}, identical=False),
+        _summary_run("gsm8k", 0.5, {BASELINE: 1.0, CHAIN: 2.5}),
+    ]
+    means = {"0": {CHAIN: {"tau": 2.5, "speedup": 1.25}, "reanchor": {"tau": None, "speedup": None}}, "0.5": {}}
+    summary = {"model": "m", "runs": runs, "means": means}
+    table = benchmark_tables(summary, title="m").splitlines()
+    assert "| method | GSM8K | Alpaca | mean |" in table
+    assert "| dflash | 3.00 / 1.50x | 2.00 / 1.00x | 2.50 / 1.25x |" in table
+    assert "| reanchor | 4.00 / 2.00x | - | - |" in table
+    assert "dflash on Alpaca at temperature 0: output differs, see alpaca." in table
+    cold, warm = charts.draw_benchmarks(summary).axes
+    assert [bar.get_height() for bar in cold.patches] == [3.0, 2.0, 4.0]
+    assert [bar.get_height() for bar in warm.patches] == [2.5]
+    assert [label.get_text() for label in cold.get_xticklabels()] == ["GSM8K", "Alpaca"]
+
+
+def test_a_chat_template_wraps_every_turn_and_is_told_whether_to_think(tmp_path):
+    for name, content in tokenizer_files().items():
+        (tmp_path / name).write_bytes(content)
+    tokenizer = load_tokenizer(tmp_path)
+    tokenizer.chat_template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[me]"
+        "{% if enable_thinking is defined %}{{ 'think' if enable_thinking else 'no' }}{% endif %}"
+    )
+    for thinking, end in ((None, ""), (True, "think"), (False, "no")):
+        chat = suite.Chat(tokenizer=tokenizer, is_wrapped=True, thinking=thinking)
+        prompt = chat.prompt("a/2", ["a cat", "sat", "on"])
+        assert tokenizer.decode(prompt.ids, skip_special_tokens=True) == f"[user]a cat[assistant]sat[user]on[me]{end}"
+    assert encode_turns(tokenizer, ["a", "b"], is_chat=False) == encode(tokenizer, "a\n\nb")
+    with pytest.raises(ValueError, match="leave out --thinking"):
+        encode_turns(tokenizer, ["a"], is_chat=False, thinking=True)
+
+
+def test_a_cache_that_is_asked_for_limits_prompts_too():
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    tasks = [Task("short", ("Once",)), Task("long", ("Once upon a time " * 9,))]
+    firsts = [chat.prompt(task.id, task.turns) for task in tasks]
+    request = Request(max_new_tokens=50, cache_length=64)
+    prompts, skipped = suite._prompts(models, chat, tasks, firsts, request=request, folder=Path("unused"), model_name="m")
+    assert ([prompt.id for prompt in prompts], skipped) == (["short"], ["long"])
