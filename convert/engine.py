@@ -218,14 +218,16 @@ def _part(
     name: str, directory: Path, source: str, found: checkpoint.Contents, config: TargetConfig | DrafterConfig, *, is_ours: bool
 ) -> _Part:
     if isinstance(config, TargetConfig):
-        table, module, dictionary = target_table(config), checkpoint.build_target(config, np.float32), found.target_config
+        module, dictionary = checkpoint.build_target(config, np.float32), found.target_config
+        table = None if is_ours else target_table(config)
     else:
-        table, module, dictionary = drafter_table(config), checkpoint.build_drafter(config, np.float32), found.drafter_config
+        module, dictionary = checkpoint.build_drafter(config, np.float32), found.drafter_config
+        table = None if is_ours else drafter_table(config)
     return _Part(
         name=name,
         directory=directory,
         config=dictionary or {},
-        table=None if is_ours else table,
+        table=table,
         module=module,
         origin=found.provenance.get(name) or {"source": source},
     )

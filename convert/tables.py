@@ -81,7 +81,13 @@ def target_table(config: TargetConfig) -> Table:
 
 
 def drafter_table(config: DrafterConfig) -> Table:
-    """The table of a drafter; what it does not have (embedding, head, mixture) matches no leaf of its model."""
+    """The table of a drafter; what it does not have (embedding, head, mixture of taps) matches no leaf of its model.
+
+    Raises ValueError for families of which no PyTorch checkpoint exists.
+    """
+    for name, is_so in (("xPress", config.head is not None and config.head.kind == "refiner"), ("DBLast", config.mixture is not None)):
+        if is_so:
+            raise ValueError(f"{name} drafters have no PyTorch layout, none was ever published; keep them as directories of ours.")
     heads = () if config.head is None else _GRU if config.head.kind == "gru" else _MARKOV
     norms = _GEMMA_NORMS if config.family == "gemma4" else _NORMS + _QK_NORMS
     return Table(

@@ -14,7 +14,7 @@ from reanchor_jax.fields import is_integer, is_positive
 RopeKind = Literal["default", "llama3", "yarn", "proportional"]
 Family = Literal["llama", "qwen3", "gemma4"]
 Fusion = Literal["concatenated", "per_layer"]
-HeadKind = Literal["gru", "markov", "gated_markov", "rnn_markov"]
+HeadKind = Literal["gru", "markov", "gated_markov", "rnn_markov", "refiner"]
 
 CACHE_CHUNK = 64  # slots a plain-XLA attention step reads at once; cache buffers are a multiple of it
 
@@ -134,17 +134,39 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """Shape of what makes a block's tokens depend on each other: an additive correction of the logits, drafted token by token.
+    """Shape of what makes a block's tokens depend on each other: an additive correction of the logits, by the tokens before.
 
-    kind: `gru` (Domino) or one of DSpark's Markov heads. size: width of its state or of its token embedding.
-    inner_size: width inside Domino's output map; 0 in Markov heads.
+    kind: `gru` (Domino) or one of DSpark's Markov heads, token by token; or `refiner` (xPress), all tokens of a block at once.
+    size: width of its state or of its token embedding, rank of a refiner.
+    inner_size: width inside Domino's output map or a refiner's MLPs; 0 in Markov heads.
     num_plain: first drafted tokens that are not corrected (Domino's pure_draft_prefix_len).
+    num_passes: passes in which a refiner drafts a block; 0 in the others. As many as there are drafted tokens equal drafting in turn.
     """
 
     kind: HeadKind
     size: int
     inner_size: int = 0
     num_plain: int = 0
+    num_passes: int = 0
+
+    def __post_init__(self):
+        if self.kind == "refiner" and (self.num_passes < 1 or self.inner_size < 1):
+            raise ValueError(f"a refiner needs a pass and a width of at least 1; got {self.num_passes} passes, width {self.inner_size}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixtureConfig:
+    """DBLast's latent mixture of block states: one component shifts all slots of a block.
+
+    num_components: between which a block chooses. size: rank of the map that makes their shifts.
+    """
+
+    num_components: int
+    size: int
+
+    def __post_init__(self):
+        if self.num_components < 2:
+            raise ValueError(f"mixture_components must be at least 2; got {self.num_components}; leave mixture_rank out for none.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +194,7 @@ class DrafterConfig:
     mask_token_id: embedding row of the slots that are to be drafted.
     fusion: `concatenated` (one linear map and norm for all layers) or `per_layer` (DFlare: a mixture of taps for each drafter layer, and
         projections of their own for context keys and values).
-    head, confidence: None if it has none.
+    head, confidence, mixture: None if it has none.
     has_embedding, has_head: whether it owns an embedding and a head; it borrows the target's otherwise.
     draft_vocab_size: tokens its own head knows, mapped to the target's by a table; None means all.
     embedding_scale: factor of embedded tokens; None means as the target scales its own.
@@ -195,6 +217,7 @@ class DrafterConfig:
     fusion: Fusion = "concatenated"
     head: HeadConfig | None = None
     confidence: ConfidenceConfig | None = None
+    mixture: MixtureConfig | None = None
     has_embedding: bool = False
     has_head: bool = False
     draft_vocab_size: int | None = None
@@ -225,7 +248,7 @@ class DrafterConfig:
             raise ValueError(f"target_layer_ids holds a layer twice ({list(self.target_layer_ids)}); fix the drafter's config.json.")
         if self.draft_vocab_size is not None and not self.has_head:
             raise ValueError(f"draft_vocab_size ({self.draft_vocab_size}) needs a head of the drafter's own (lm_head).")
-        if self.confidence is not None and self.confidence.reads_previous and (self.head is None or self.head.kind == "gru"):
+        if self.confidence is not None and self.confidence.reads_previous and (self.head is None or self.head.kind in ("gru", "refiner")):
             raise ValueError("confidence_head_with_markov needs a Markov head; the checkpoint has none.")
         if self.confidence is not None and self.confidence.temperatures:
             temperatures = self.confidence.temperatures

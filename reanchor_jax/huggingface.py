@@ -12,7 +12,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, get_args
 
-from reanchor_jax.config import ConfidenceConfig, DrafterConfig, Family, Fusion, HeadConfig, HeadKind, LayerConfig, RopeConfig, TargetConfig
+from reanchor_jax.config import (
+    ConfidenceConfig,
+    DrafterConfig,
+    Family,
+    Fusion,
+    HeadConfig,
+    HeadKind,
+    LayerConfig,
+    MixtureConfig,
+    RopeConfig,
+    TargetConfig,
+)
 from reanchor_jax.fields import (
     MOST_LAYERS,
     boolean,
@@ -30,7 +41,9 @@ from reanchor_jax.fields import (
 OPTIONS = "reanchor_jax"  # key of a drafter's config dict under which conversion stores what it has found out
 
 _STORED = ("is_shifted", "fusion", "head", "confidence", "has_embedding", "has_head", "draft_vocab_size", "num_drafts")
+_HEAD, _CONFIDENCE = ("kind", "size", "inner_size", "num_plain"), ("reads_previous", "has_bias", "temperatures")
 _MOST_SLOTS = 1024  # of a block; published ones have up to 16
+_REFINER_PASSES = 6  # xPress' own
 
 _GEMMA4 = ("gemma4_unified", "gemma4_unified_text")
 _ALIGNMENT = ("sample_from_anchor", "query_zero_predicts_next", "shift_label")
@@ -95,7 +108,7 @@ def read_target(config: Mapping[str, Any], generation_config: Mapping[str, Any] 
 
 
 def read_drafter(config: Mapping[str, Any]) -> DrafterConfig:
-    """Read the `config.json` dict of a DFlash, Draft-OPD, DFlare, Domino or DSpark drafter, whatever packaged it.
+    """Read the `config.json` dict of a DFlash, Draft-OPD, DFlare, Domino, DSpark, xPress or DBLast drafter, whatever packaged it.
 
     What conversion found in the weights (`config["reanchor_jax"]`) wins over what the config says or leaves out.
     Raises ValueError for other architectures and for a missing block_size, mask_token_id or target_layer_ids
@@ -127,6 +140,7 @@ def read_drafter(config: Mapping[str, Any]) -> DrafterConfig:
         num_target_layers=None if is_speculators else integer(flat, "num_target_layers", most=MOST_LAYERS),
         head=None if head is None else HeadConfig(**head),
         confidence=None if confidence is None else ConfidenceConfig(**{**confidence, "temperatures": tuple(confidence["temperatures"])}),
+        mixture=_mixture(flat),
         embedding_scale=number(flat, "input_embedding_scale", own_scale),
         output_multiplier=number(flat, "output_multiplier", 1.0),
         softcap=number(flat, "final_logit_softcapping", None, or_zero=True),
@@ -163,6 +177,10 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
         if kind not in _MARKOV_KINDS:
             raise ValueError(f"markov_head_type {kind!r} is not supported; known are {', '.join(_MARKOV_KINDS)}.")
         head = HeadConfig(kind=_MARKOV_KINDS[kind], size=rank)
+    elif projector == "xpress":
+        _check_present(flat, "refiner_rank", "refiner_width")
+        sizes = {"size": integer(flat, "refiner_rank"), "inner_size": integer(flat, "refiner_width")}
+        head = HeadConfig(kind="refiner", **sizes, num_passes=integer(flat, "refiner_passes", _REFINER_PASSES))
     is_used = boolean(flat, "use_confidence_head", False)
     if is_dspark and (boolean(flat, "enable_confidence_head", False) or is_used):
         reads = boolean(flat, "confidence_head_with_markov", is_used) and head is not None
@@ -182,6 +200,14 @@ def read_options(config: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _mixture(flat: Mapping[str, Any]) -> MixtureConfig | None:
+    """DBLast's mixture, which a drafter of any head may have; ours alone, so that no conversion finds one."""
+    if string(flat, "projector_type", "") != "dblast" and "mixture_rank" not in flat:
+        return None
+    _check_present(flat, "mixture_rank", "mixture_components")
+    return MixtureConfig(num_components=integer(flat, "mixture_components"), size=integer(flat, "mixture_rank"))
+
+
 def states_alignment(config: Mapping[str, Any]) -> bool:
     """Whether a drafter's config says which position a slot predicts, rather than leaving it to its family."""
     flat = _flat(config)
@@ -195,11 +221,11 @@ def _stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
         _check_known(OPTIONS, given, _STORED)
         head, confidence = section(given, "head", None), section(given, "confidence", None)
         if head is not None:
-            _check_known("head", head, ("kind", "size", "inner_size", "num_plain"), is_whole=True)
+            _check_known("head", head, (*_HEAD, "num_passes"), needed=_HEAD)
             sizes = {name: integer(head, name, least=least) for name, least in (("size", 1), ("inner_size", 0), ("num_plain", 0))}
-            head = {"kind": _choice(head, "kind", get_args(HeadKind)), **sizes}
+            head = {"kind": _choice(head, "kind", get_args(HeadKind)), **sizes, "num_passes": integer(head, "num_passes", 0, least=0)}
         if confidence is not None:
-            _check_known("confidence", confidence, ("reads_previous", "has_bias", "temperatures"), is_whole=True)
+            _check_known("confidence", confidence, _CONFIDENCE, needed=_CONFIDENCE)
             switches = {name: boolean(confidence, name) for name in ("reads_previous", "has_bias")}
             confidence = {**switches, "temperatures": numbers(confidence, "temperatures")}
         values = {"head": head, "confidence": confidence}
@@ -212,10 +238,10 @@ def _stored_options(config: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name in given}
 
 
-def _check_known(name: str, given: Mapping[str, Any], known: Sequence[str], *, is_whole: bool = False) -> None:
+def _check_known(name: str, given: Mapping[str, Any], known: Sequence[str], *, needed: Sequence[str] = ()) -> None:
     if unknown := sorted(map(str, given.keys() - set(known))):
         raise ValueError(f"{name} holds {', '.join(unknown)}, known are {', '.join(known)}; fix config.json.")
-    if is_whole and (missing := [field for field in known if given.get(field) is None]):
+    if missing := [field for field in needed if given.get(field) is None]:
         raise ValueError(f"{name} lacks {', '.join(missing)}; fix config.json.")
 
 

@@ -86,6 +86,7 @@ def _family(drafter: DrafterConfig) -> str:
     parts = [drafter.family, "dflare context" if drafter.fusion == "per_layer" else "dflash context"]
     parts += [] if drafter.head is None else [drafter.head.kind.replace("_", " ") + " head"]
     parts += [] if drafter.confidence is None else ["confidence"]
+    parts += [] if drafter.mixture is None else [f"mixture of {drafter.mixture.num_components}"]
     parts += ["own embedding"] if drafter.has_embedding else []
     parts += (
         ["own head" if drafter.draft_vocab_size is None else f"own head of {drafter.draft_vocab_size:,} tokens"] if drafter.has_head else []

@@ -7,7 +7,16 @@ Out: Models, prompts, and configs without buckets (each takes seconds to compile
 
 import jax.numpy as jnp
 import numpy as np
-from tiny import FAMILIES, random_models, tiny_drafter_config, tiny_family_config, tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
+from tiny import (
+    FAMILIES,
+    UNPUBLISHED,
+    random_models,
+    tiny_drafter_config,
+    tiny_family_config,
+    tiny_gemma4_config,
+    tiny_llama_config,
+    tiny_qwen3_config,
+)
 
 from reanchor_jax import DecodeConfig, checkpoint
 from reanchor_jax.models.drafter import Models
@@ -22,16 +31,16 @@ def small_models(seed: int, *, family: str = "llama", target_family: str | None 
     """A random pair of two target layers, drafting BLOCK - 1 tokens.
 
     llama: full attention. qwen3, gemma4: a sliding and a full layer in target and drafter, windows of 9 and 3.
-    domino, dspark, dflare, dspark_dflare, gemma4_dspark: a drafter of that family for a target_family, by default Gemma-4 for the last and
-    Llama for the others.
+    domino, dspark, dflare, dspark_dflare, gemma4_dspark, xpress, dblast, xpress_dblast: a drafter of that family for a target_family, by
+    default Gemma-4 for gemma4_dspark and Llama for the others.
     """
     kinds = {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
-    if family in FAMILIES:
+    if family in FAMILIES or family in UNPUBLISHED:
         target_family = target_family or ("gemma4" if family == "gemma4_dspark" else "llama")
         make_target = {"llama": tiny_llama_config, "qwen3": tiny_qwen3_config, "gemma4": tiny_gemma4_config}[target_family]
         windows = {} if target_family == "llama" else {"sliding_window": 9, **kinds}
         target = make_target(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **windows)
-        is_shifted = family in ("domino", "dspark", "gemma4_dspark")
+        is_shifted = family in ("domino", "dspark", "gemma4_dspark", "xpress_dblast")
         drafter = tiny_family_config(family, target, block_size=BLOCK - is_shifted, target_layer_ids=[0, 1])
     elif family == "gemma4":
         target = tiny_gemma4_config(num_hidden_layers=2, vocab_size=vocab_size, tie_word_embeddings=False, **kinds)

@@ -10,6 +10,7 @@ import pytest
 from tiny import tiny_drafter_config, tiny_family_config, tiny_gemma4_config, tiny_llama_config, tiny_qwen3_config
 
 from reanchor_jax import DecodeConfig, huggingface
+from reanchor_jax.config import ConfidenceConfig, HeadConfig, MixtureConfig
 
 
 def test_presets_are_what_they_are_called():
@@ -334,7 +335,11 @@ SPECULATORS = {"dflash_config": {"block_size": 7, "mask_token_id": 60}, "transfo
         ({"reanchor_jax": {"head": {"kind": "gru"}}}, "head lacks size, inner_size, num_plain; convert the drafter again."),
         (
             {"reanchor_jax": {"head": {"kind": "lstm", "size": 3, "inner_size": 0, "num_plain": 0}}},
-            "kind must be one of gru, markov, gated_markov, rnn_markov; got 'lstm'",
+            "kind must be one of gru, markov, gated_markov, rnn_markov, refiner; got 'lstm'",
+        ),
+        (
+            {"reanchor_jax": {"head": {"kind": "refiner", "size": 3, "inner_size": 2, "num_plain": 0}}},
+            "a refiner needs a pass and a width of at least 1; got 0 passes, width 2.",
         ),
         (
             {"reanchor_jax": {"confidence": {"reads_previous": True, "has_bias": True, "temperatures": ["1"]}}},
@@ -361,6 +366,32 @@ def test_a_wrong_value_in_a_drafter_config_is_refused(changes, text):
 )
 def test_a_wrong_value_of_a_head_is_refused(changes, text):
     refused(huggingface.read_drafter, tiny_family_config("dspark", tiny_llama_config(), **changes), text)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"refiner_rank": None}, "refiner_rank is missing from the drafter config (looked in dflash_config and at the top level); add it."),
+        ({"refiner_width": None}, "refiner_width is missing from the drafter config"),
+        ({"refiner_width": 0}, "refiner_width must be a positive integer; got 0; fix config.json."),
+        ({"refiner_passes": 2.0}, "refiner_passes must be a positive integer; got 2.0; fix config.json."),
+        ({"mixture_components": 1}, "mixture_components must be at least 2; got 1; leave mixture_rank out for none."),
+        ({"mixture_components": None}, "mixture_components is missing from the drafter config"),
+        ({"mixture_rank": None, "projector_type": "dblast"}, "mixture_rank is missing from the drafter config"),
+        ({"mixture_rank": "3"}, "mixture_rank must be a positive integer; got '3'; fix config.json."),
+    ],
+)
+def test_a_wrong_value_of_a_refiner_or_a_mixture_is_refused(changes, text):
+    config = tiny_family_config("xpress_dblast", tiny_llama_config())
+    refused(huggingface.read_drafter, {**config, "dflash_config": {**config["dflash_config"], **changes}}, text)
+
+
+def test_a_refiner_and_a_mixture_are_read_as_they_are_stated():
+    config = huggingface.read_drafter(tiny_family_config("xpress_dblast", tiny_llama_config()))
+    assert config.head == HeadConfig(kind="refiner", size=11, inner_size=9, num_passes=6)
+    assert config.mixture == MixtureConfig(num_components=3, size=13)
+    with pytest.raises(ValueError, match="confidence_head_with_markov needs a Markov head"):
+        dataclasses.replace(config, confidence=ConfidenceConfig())
 
 
 def test_temperatures_of_a_record_are_finite_too():
@@ -441,9 +472,10 @@ def changed(config, path, value):
         (huggingface.read_target, {"model_type": "gemma4_unified", "text_config": tiny_gemma4_config()}),
         (huggingface.read_drafter, tiny_family_config("domino", tiny_llama_config(), reanchor_jax={"num_drafts": 3})),
         (huggingface.read_drafter, tiny_family_config("dspark", tiny_llama_config(), confidence_temperatures=[1.0] * 7)),
+        (huggingface.read_drafter, tiny_family_config("xpress_dblast", tiny_llama_config())),
         (huggingface.read_drafter, tiny_drafter_config(**SPECULATORS, aux_hidden_state_layer_ids=[1])),
     ],
-    ids=["llama", "gemma4", "domino", "dspark", "speculators"],
+    ids=["llama", "gemma4", "domino", "dspark", "xpress", "speculators"],
 )
 def test_no_value_of_any_field_raises_anything_but_a_value_error(read, config):
     read(config)

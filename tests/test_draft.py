@@ -12,8 +12,9 @@ from reanchor_jax import DecodeConfig
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.decoding.draft import draft_blocks, draft_candidates
 from reanchor_jax.decoding.retain import Retained
-from reanchor_jax.decoding.sampling import draft_noise, filter_logits, make_sampling, position_noise, row_keys
+from reanchor_jax.decoding.sampling import component_noise, draft_noise, filter_logits, make_sampling, position_noise, row_keys
 from reanchor_jax.models.drafter import BlockContext
+from reanchor_jax.models.heads import RefinerHead
 
 ROWS, ENTRIES, SLOTS = 3, 4, 128
 LENGTHS = np.asarray([0, 11, 70], np.int32)
@@ -69,8 +70,8 @@ def target_noise():
 
 
 @jax.jit
-def block_logits(models, features, positions, mask, anchor, first_position):
-    """States and logits of one block of one row whose whole context lies beside it, behind masks."""
+def block_logits(models, features, positions, mask, anchor, first_position, noise):
+    """States and logits of one block of one row whose whole context lies beside it, behind masks. noise: of a mixture's components."""
     target, drafter = models
     slots = jnp.arange(drafter.config.num_slots, dtype=jnp.int32)[None]
     states = drafter.block_states(
@@ -78,11 +79,23 @@ def block_logits(models, features, positions, mask, anchor, first_position):
         first_position + slots,
         context=BlockContext(keys_values=drafter.context_keys_values(features, positions), positions=positions, mask=mask),
     )
-    states = drafter.predicting(states)[0]
+    first, states = states[0, 0], drafter.predicting(states)[0]
+    if drafter.latent_mixture is not None:
+        component = jnp.argmax(drafter.latent_mixture.log_priors(first) + noise)
+        states = drafter.latent_mixture(states)[:, component]
     return states, drafter.base_logits(target, states)
 
 
-def logits_of(family, row, block, anchor):
+def own_component_noise(family, row, block, place, draft_choice):
+    """Noise with which a block's component is drawn: none where the likeliest is taken."""
+    num_components = 0 if (mixture := drawn(family)[0].drafter.latent_mixture) is None else mixture.config.num_components
+    if draft_choice != "independent" or SAMPLING.temperature[row] == 0:
+        return np.zeros(num_components, np.float32)
+    key = row_keys(jax.random.key(9), ROWS)[row : row + 1]
+    return component_noise(key, jnp.full((1, 1 + ENTRIES), place, jnp.int32), num_components=num_components)[0, block]
+
+
+def logits_of(family, row, block, anchor, draft_choice):
     """States and logits of a block of a row, over committed features and the retained entries of its path; block 0 is the baseline."""
     models, committed, retained, _ = drawn(family)
     length, num_committed = int(LENGTHS[row]), committed.shape[1]
@@ -90,16 +103,19 @@ def logits_of(family, row, block, anchor):
     features = np.concatenate([committed[row], retained.features[row]])[None]
     places = np.concatenate([np.arange(num_committed), length + retained.offsets[row] - 1])[None]
     mask = np.concatenate([np.arange(num_committed) < length, [entry in path for entry in range(ENTRIES)]])[None]
-    return block_logits(models, features, places.astype(np.int32), mask, np.int32(anchor), np.int32(length + offset))
+    noise = own_component_noise(family, row, block, length + offset, draft_choice)
+    return block_logits(models, features, places.astype(np.int32), mask, np.int32(anchor), np.int32(length + offset), noise)
 
 
 def drafted_tokens(family, row, block, anchor, site, draft_choice):
     """Tokens behind a block's anchor, chosen one after the other where a head makes them depend on each other."""
-    states, logits = logits_of(family, row, block, anchor)
+    states, logits = logits_of(family, row, block, anchor, draft_choice)
     target, drafter = drawn(family)[0]
     head = drafter.causal_head
     if head is None:
         return chosen(np.asarray(drafter.spread(logits)), row, block, site, draft_choice)
+    if isinstance(head, RefinerHead):
+        return refined_tokens(drafter, states, logits, row, block, anchor, site, draft_choice)
     tokens, state = [int(anchor)], head.start((), jnp.float32)
     for index in range(len(logits)):
         previous = jnp.asarray(tokens[-1], jnp.int32)
@@ -107,6 +123,20 @@ def drafted_tokens(family, row, block, anchor, site, draft_choice):
         corrected = logits[index] + (correction if index >= drafter.config.head.num_plain else 0.0)
         tokens += chosen(np.asarray(drafter.spread(corrected))[None], row, block, site + index, draft_choice)
     return tokens[1:]
+
+
+@jax.jit
+def refined(drafter, states, logits, previous):
+    return drafter.spread(logits + drafter.causal_head(drafter.causal_head.read(states), previous))
+
+
+def refined_tokens(drafter, states, logits, row, block, anchor, site, draft_choice):
+    """Tokens behind a block's anchor as a refiner's passes leave them: those of the last pass, behind the tokens of the one before it."""
+    tokens = chosen(np.asarray(drafter.spread(logits)), row, block, site, draft_choice)
+    for _ in range(drafter.config.head.num_passes):
+        corrected = refined(drafter, states, logits, np.asarray([anchor, *tokens[:-1]], np.int32))
+        tokens = chosen(np.asarray(corrected), row, block, site, draft_choice)
+    return tokens
 
 
 def chosen(logits, row, block, site, draft_choice):
@@ -134,6 +164,10 @@ def chosen(logits, row, block, site, draft_choice):
         pytest.param("dspark", "independent", marks=pytest.mark.slow),
         pytest.param("dspark_dflare", "coupled", marks=pytest.mark.slow),
         pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
+        ("xpress", "coupled"),
+        ("dblast", "independent"),
+        pytest.param("xpress_dblast", "independent", marks=pytest.mark.slow),
+        pytest.param("xpress_dblast", "coupled", marks=pytest.mark.slow),
     ],
 )
 def test_every_block_equals_a_pass_of_its_own_and_its_tokens_the_definition_of_the_choice(family, draft_choice):
@@ -175,6 +209,8 @@ def test_a_smaller_bucket_drafts_the_same_blocks():
         pytest.param("dspark_dflare", "coupled", marks=pytest.mark.slow),
         pytest.param("llama", "coupled", marks=pytest.mark.slow),
         pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
+        pytest.param("xpress", "coupled", marks=pytest.mark.slow),
+        pytest.param("xpress_dblast", "independent", marks=pytest.mark.slow),
     ],
 )
 def test_the_likeliest_candidates_are_the_tokens_drafted_and_a_head_reads_them(family, draft_choice):

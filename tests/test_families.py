@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 from situations import small_models
-from tiny import FAMILIES, random_models, tiny_family_config, tiny_llama_config
+from tiny import FAMILIES, UNPUBLISHED, random_models, tiny_family_config, tiny_llama_config
 
-from reanchor_jax import checkpoint, huggingface
+from reanchor_jax import checkpoint, huggingface, inspection
 from reanchor_jax.convert.__main__ import main
 from reanchor_jax.convert.engine import ConversionError, convert, export_huggingface, export_tensors
 from reanchor_jax.convert.families import find_options
@@ -137,6 +137,36 @@ def test_a_vector_in_place_of_a_matrix_is_told(key):
     config, shapes = published("dspark")
     with pytest.raises(ValueError, match=rf"{key} must be a matrix; the checkpoint holds one of shape \[7\]"):
         find_options(config, {**shapes, key: (7,)})
+
+
+@pytest.mark.parametrize("family", UNPUBLISHED)
+def test_a_family_of_ours_alone_is_kept_joined_to_a_pair_and_told_but_never_exported_or_converted(tmp_path, family):
+    config = tiny_family_config(family, TARGET)
+    drafter = random_models(TARGET, config, seed=3).drafter
+    checkpoint.save_drafter(tmp_path / "drafter", drafter, drafter_config=config)
+    checkpoint.save(tmp_path / "target", random_models(TARGET, None, seed=5), target_config=TARGET)
+    joined = convert(None, tmp_path / "drafter", tmp_path / "joined", pair=tmp_path / "target", show_progress=False)
+    read = checkpoint.load_drafter(joined)
+    assert read.config == drafter.config
+    for path, value in checkpoint.leaves(drafter).items():
+        np.testing.assert_array_equal(checkpoint.leaves(read)[path], value, err_msg=path)
+    told = inspection.describe(joined)
+    assert ("refiner head" in told, "mixture of 3" in told) == (family.startswith("xpress"), family.endswith("dblast"))
+    size = sum(
+        value.nbytes for path in ("target", "drafter") for value in checkpoint.leaves(getattr(checkpoint.load(joined), path)).values()
+    )
+    assert inspection.memory_bytes(joined, batch=1, context=3)["weights"] == size
+    name = "DBLast" if family == "dblast" else "xPress"
+    for directory in ("drafter", "joined"):
+        with pytest.raises(ValueError, match=f"{name} drafters have no PyTorch layout"):
+            export_huggingface(tmp_path / directory, tmp_path / "exported")
+    assert not (tmp_path / "exported").exists()
+    (tmp_path / "raw").mkdir()
+    save_file({"norm.weight": np.ones(24, np.float32)}, tmp_path / "raw/model.safetensors")
+    (tmp_path / "raw/config.json").write_text(json.dumps(config))
+    message = "drafters have no PyTorch layout" if family == "dblast" else "describes a head .* of which the checkpoint holds no tensor"
+    with pytest.raises(ValueError, match=message):
+        convert(None, tmp_path / "raw", tmp_path / "out", pair=tmp_path / "target", dry_run=True)
 
 
 def test_what_only_conversion_knew_survives_an_export(tmp_path):

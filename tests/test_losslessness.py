@@ -9,7 +9,7 @@ import pytest
 from divergence import Divergence, assert_same_generation, find_divergences
 from lossless import BEST, NEW, SHORT, SITUATIONS, expect_equal, mixed_sampling, situation, warm_sampling
 from situations import BLOCK, FAVOURITE, flat, prompts, small_config, small_models
-from tiny import FAMILIES
+from tiny import FAMILIES, UNPUBLISHED
 
 from reanchor_jax import autoregress, generate, make_sampling, summarize
 from reanchor_jax.decoding.config import DRAFT_CHOICES, RETAIN_POLICIES
@@ -46,6 +46,9 @@ def test_generate_equals_autoregress_with_the_same_key(family, retain, draft_cho
         pytest.param("dflare", "baseline", "argmax", marks=pytest.mark.slow),
         pytest.param("dspark_dflare", "both", "independent", marks=pytest.mark.slow),
         pytest.param("gemma4_dspark", "deepest", "coupled", marks=pytest.mark.slow),
+        ("xpress_dblast", "both", "independent"),
+        pytest.param("xpress", "baseline", "coupled", marks=pytest.mark.slow),
+        pytest.param("dblast", "both", "independent", marks=pytest.mark.slow),
     ],
 )
 def test_targets_and_drafters_of_every_family_equal_autoregress(family, retain, draft_choice):
@@ -62,7 +65,7 @@ def test_targets_and_drafters_of_every_family_equal_autoregress(family, retain, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target_family", ["llama", "qwen3", "gemma4"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *UNPUBLISHED])
 def test_every_family_equals_autoregress_on_every_target(family, target_family):
     """Greedy and sampled rows of unequal length side by side."""
     models = small_models(5, family=family, target_family=target_family)
@@ -73,7 +76,7 @@ def test_every_family_equals_autoregress_on_every_target(family, target_family):
 @pytest.mark.slow
 @pytest.mark.parametrize("draft_choice", DRAFT_CHOICES)
 @pytest.mark.parametrize("retain", RETAIN_POLICIES)
-@pytest.mark.parametrize("family", ["gemma4", *FAMILIES])
+@pytest.mark.parametrize("family", ["gemma4", *FAMILIES, *UNPUBLISHED])
 def test_every_combination_of_every_family_equals_autoregress(family, retain, draft_choice):
     for name in ("random", "flat"):
         expect_equal(situation(name, family), small_config(retain, draft_choice), seed=40)

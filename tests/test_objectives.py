@@ -14,7 +14,7 @@ from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.huggingface import read_target
 from reanchor_jax.training.families import FAMILIES
 from reanchor_jax.training.losses import cross_entropy, divergence, hit_rates, slot_weights, total_variation, weighted_mean
-from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits
+from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits, refined_logits
 from reanchor_jax.training.rollouts import record_blocks
 from reanchor_jax.training.shape import DrafterShape
 
@@ -25,7 +25,7 @@ SHAPE = DrafterShape(mask_token_id=60, num_layers=2, num_heads=2, block_size=6, 
 # as training makes them, and as others publish them
 CONFIGS = {
     family: lambda target, family=family: SHAPE.huggingface(read_target(target), family)
-    for family in ("dflash", "dflare", "domino", "dspark")
+    for family in ("dflash", "dflare", "domino", "dspark", "xpress", "dblast")
 }
 CONFIGS |= {f"{family}, published": functools.partial(tiny_family_config, family) for family in ("domino", "dspark")}
 LOG2, LOG3 = np.log(2), np.log(3)
@@ -115,11 +115,107 @@ def slow_loss(family, models, progress):
     return total / weights
 
 
+def block_of(models, blocks, row, column):
+    """What slow losses of whole blocks read, in float64: states, first state, base logits, the target's logits, tokens, slots inside."""
+    truth = models.target.logits(blocks.target_states)
+    arrays = (blocks.states, blocks.anchor_states, blocks.logits, truth)
+    count = min(models.drafter.config.num_drafts, LENGTH - 1 - ANCHORS[row][column])
+    tokens = np.asarray(texts())[row, ANCHORS[row][column] :][: 1 + count]
+    return (*(np.asarray(array, np.float64)[row, column] for array in arrays), tokens, count)
+
+
+def weights_of(models):
+    return {path: np.asarray(value, np.float64) for path, value in checkpoint.leaves(models.drafter).items()}
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def refined_by_hand(weights, states, base, previous):
+    """A refiner's logits by loops over slots and those before them."""
+    w = {path.removeprefix("causal_head/"): value for path, value in weights.items()}
+    f = states @ w["from_state/kernel"] + states.mean(axis=0) @ w["from_mean/kernel"] + w["embedding/embedding"][previous]
+    x = f.copy()
+    for slot in range(len(x)):
+        for other in range(slot):
+            x[slot] += w["mixer"][slot, other] * f[other]
+    for index in range(2):
+        normed = x / np.sqrt((x**2).mean(axis=-1, keepdims=True) + 1e-6) * w[f"norms/{index}/scale"]
+        gate, up = (normed @ w[f"mlps/{index}/gate_up/kernel"][:, part] for part in range(2))
+        x = x + (silu(gate) * up) @ w[f"mlps/{index}/down/kernel"]
+    return base + x @ w["output/kernel"]
+
+
+def slow_xpress(models, blocks):
+    weights, total, weight = weights_of(models), 0.0, 0.0
+    for row, column in np.ndindex(2, 2):
+        states, _, base, truth, tokens, count = block_of(models, blocks, row, column)
+        padded = [*tokens, *[tokens[-1]] * (len(states) - count)]  # behind the text's end; no slot inside reads it
+        forced = refined_by_hand(weights, states, base, padded[:-1])
+        of_base = free = refined_by_hand(weights, states, base, [tokens[0], *base.argmax(axis=-1)[:-1]])
+        for _ in range(2):
+            free = refined_by_hand(weights, states, base, [tokens[0], *free.argmax(axis=-1)[:-1]])
+        for share, logits in ((1.0, forced), (0.6, of_base), (0.3, free)):
+            for index in range(count):
+                p, q = softmax(truth[index]), softmax(logits[index])
+                total += share * np.exp(-index / DECAY) * (-np.log(q[tokens[1 + index]]) + np.abs(p - q).sum() / 2)
+        weight += sum(np.exp(-index / DECAY) for index in range(count))
+    return total / weight
+
+
+def slow_dblast(models, blocks):
+    weights, total = weights_of(models), 0.0
+    head = np.asarray(models.target.head.kernel[...], np.float64)
+    for row, column in np.ndindex(2, 2):
+        states, first, _, truth, tokens, count = block_of(models, blocks, row, column)
+        prior, length, likelihood = softmax(first @ weights["latent_mixture/prior/kernel"]), 0.0, 0.0
+        for z in range(4):
+            shift = silu(states @ weights["latent_mixture/down/kernel"]) @ weights["latent_mixture/up/kernel"][:, z]
+            reach, chance = 1.0, 1.0
+            for index in range(count):
+                p, q = softmax(truth[index]), softmax((states[index] + shift[index]) @ head)
+                reach *= np.minimum(p, q).sum()
+                chance *= q[tokens[1 + index]]
+                length += prior[z] * reach
+            likelihood += prior[z] * chance
+        total += (-length - 0.1 * np.log(likelihood)) / len(states)
+    return total / 4
+
+
+SLOW = {"xpress": slow_xpress, "dblast": slow_dblast}
+
+
 @pytest.mark.parametrize("family", CONFIGS)
 def test_a_loss_equals_a_loop_over_anchors_and_slots(family):
     models = pair(family)
-    found = scored(models.drafter, models.target, jnp.float32(0.3), family=family)[1]
-    assert float(found.loss) == pytest.approx(slow_loss(family, models, 0.3), rel=2e-5)
+    blocks, found = scored(models.drafter, models.target, jnp.float32(0.3), family=family)
+    expected = SLOW[family](models, blocks) if family in SLOW else slow_loss(family, models, 0.3)
+    assert float(found.loss) == pytest.approx(expected, rel=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", SLOW)
+def test_the_blocks_that_are_trained_are_those_that_decoding_drafts(family):
+    """Every round's greedy drafts are the likeliest tokens of the packed block at its anchor; a refiner's, behind themselves."""
+    models, length = pair(family), 7
+    prompt = np.random.default_rng(6).integers(61, size=(1, length)).astype(np.int32)
+    config = DecodeConfig.dflash(cache_length=64, has_trace=True)
+    alone = generate(models, prompt, [length], jax.random.key(1), config=config, max_new_tokens=LENGTH - length)
+    count = int(alone.num_rounds)
+    emitted = np.asarray(alone.info.num_emitted)[:count, 0]
+    anchors = jnp.asarray(length + np.cumsum(emitted) - emitted, jnp.int32)[None]
+    drafts = alone.info.trace.block_tokens[None, :count, 0, 0, 1:]
+    text = jnp.concatenate([jnp.asarray(prompt), alone.tokens], axis=1)
+
+    @jax.jit
+    def likeliest(drafter, target):
+        blocks = packed_blocks(drafter, target, text, anchors)
+        logits = loss_of(family)(drafter, target, blocks, jnp.ones(drafts.shape), jnp.float32(0)).logits
+        return jnp.argmax(refined_logits(drafter, blocks, drafts) if family == "xpress" else logits, axis=-1)
+
+    assert count > 2
+    np.testing.assert_array_equal(likeliest(models.drafter, models.target), drafts)
 
 
 @pytest.mark.slow

@@ -300,9 +300,10 @@ def test_a_recipe_of_the_package_makes_a_drafter_for_the_embedded_target(name):
     target = checkpoint.read_target_config(checkpoint.read_contents(pairs.path("stories260k")), pairs.path("stories260k"))
     drafter = huggingface.read_drafter(DrafterShape(**{"mask_token_id": 0} | found.drafter).huggingface(target, config.family))
     check_pair(target, drafter)
-    kinds = {"domino": "gru", "dspark": "markov"}
+    kinds = {"domino": "gru", "dspark": "markov", "xpress": "refiner"}
     assert (drafter.head.kind if drafter.head else None) == kinds.get(config.family)
     assert (drafter.fusion == "per_layer") == (config.family == "dflare")
+    assert (drafter.mixture is not None) == (config.family == "dblast")
     assert drafter.is_shifted == (drafter.confidence is not None) == (config.family == "dspark")
     assert drafter.num_drafts == (23 if name == "dbloom" else 15)
 
@@ -334,7 +335,7 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
         ("decay", float("nan"), "decay must be 0 or more; got nan"),
         ("weight_decay", -0.1, "weight_decay must be 0 or more"),
         ("emphasis", 0.0, "emphasis must be more than 0"),
-        ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, draft-opd; got 'eagle'"),
+        ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, xpress, dblast, draft-opd; got 'eagle'"),
         ("optimizer", "sgd", "adamw or muon"),
         ("seed", -1, "seed must be 0 or more"),
         ("num_warmup", -2, "num_warmup must be 0 or more"),
@@ -409,11 +410,14 @@ def test_muon_treats_maps_that_share_a_leaf_as_the_matrices_they_are():
         "layers/0/mlp/gate_up/kernel": (6, 2, 10),
         "layers/0/attention/key_value/kernel": (6, 2, 2, 4),
         "contexts/0/kernel": (6, 2, 2, 4),
+        "latent_mixture/up/kernel": (6, 2, 9),
     }
     gradients = {name: jnp.asarray(rng.standard_normal(shape), jnp.float32) for name, shape in shapes.items()}
     gradients["layers/0/attention/query/kernel"] = jnp.asarray(rng.standard_normal((6, 2, 3, 4)), jnp.float32)
     apart = {f"{name}/{index}": gradients[name][:, index].reshape(6, -1) for name in shapes for index in range(2)}
     gradients["norm/scale"] = apart["norm/scale"] = jnp.asarray(rng.standard_normal(6), jnp.float32)
+    mixer = gradients["causal_head/mixer"] = jnp.asarray(rng.standard_normal((3, 3, 5)), jnp.float32)  # no matrix: left to adamw
+    apart["mixer"] = mixer.reshape(-1)
     apart["query"] = gradients["layers/0/attention/query/kernel"].reshape(6, -1)
     optimizer = trainer._optimizer(trainer.TrainConfig(num_steps=4, num_warmup=0, optimizer="muon", weight_decay=0.0))
 
@@ -427,3 +431,4 @@ def test_muon_treats_maps_that_share_a_leaf_as_the_matrices_they_are():
         for index in range(2):
             np.testing.assert_allclose(joint[name][:, index].reshape(6, -1), expected[f"{name}/{index}"], rtol=2e-4, atol=1e-7)
     np.testing.assert_allclose(joint["layers/0/attention/query/kernel"].reshape(6, -1), expected["query"], rtol=2e-4, atol=1e-7)
+    np.testing.assert_allclose(joint["causal_head/mixer"].reshape(-1), expected["mixer"], rtol=2e-4, atol=1e-7)

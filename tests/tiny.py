@@ -184,10 +184,20 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }
 
+# families of ours alone, which no PyTorch checkpoint holds; the last is both at once
+UNPUBLISHED: dict[str, dict[str, Any]] = {
+    "xpress": {"dflash": {"projector_type": "xpress", "refiner_rank": 11, "refiner_width": 9, "refiner_passes": 2}},
+    "dblast": {"dflash": {"projector_type": "dblast", "mixture_rank": 13, "mixture_components": 3}},
+    "xpress_dblast": {
+        "reanchor_jax": {"is_shifted": True, "has_head": True, "draft_vocab_size": 37},
+        "dflash": {"projector_type": "xpress", "refiner_rank": 11, "refiner_width": 9, "mixture_rank": 13, "mixture_components": 3},
+    },
+}
+
 
 def tiny_family_config(family: str, target: dict[str, Any], **overrides: Any) -> dict[str, Any]:
-    """A drafter `config.json` of another family (a key of FAMILIES) for a target's config dict."""
-    changes = dict(FAMILIES[family])
+    """A drafter `config.json` of another family (a key of FAMILIES or UNPUBLISHED) for a target's config dict."""
+    changes = dict({**FAMILIES, **UNPUBLISHED}[family])
     nested = changes.pop("dflash", {})
     config = tiny_drafter_config(target, **{**changes, **overrides})
     return {**config, "dflash_config": {**config["dflash_config"], **nested}}

@@ -19,9 +19,9 @@ from reanchor_jax.decoding.confidence import above_threshold, confidences, worth
 from reanchor_jax.decoding.config import DecodeConfig, DraftChoice
 from reanchor_jax.decoding.expand import Candidates
 from reanchor_jax.decoding.retain import Retained
-from reanchor_jax.decoding.sampling import Sampling, argmax, draft_noise, filter_logits
+from reanchor_jax.decoding.sampling import Sampling, argmax, component_noise, draft_noise, filter_logits
 from reanchor_jax.models.drafter import BlockContext, Drafter
-from reanchor_jax.models.heads import GRUHead, MarkovHead
+from reanchor_jax.models.heads import GRUHead, LatentMixture, MarkovHead, RefinerHead
 from reanchor_jax.models.target import Target
 
 
@@ -58,14 +58,15 @@ def draft_blocks(
     noise: the target's own noise for the tokens 1, 2, ... positions after the anchor; read only by the coupled choice.
     """
     num_shifted = num_blocks - 1
-    block_anchors, offsets, is_block, states, logits = _run(target, drafter, anchors, committed, retained, num_blocks)
+    given = (target, drafter, anchors, committed, retained, keys, sampling)
+    block_anchors, offsets, is_block, states, logits = _run(*given, num_blocks=num_blocks, config=config)
     pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
 
     def choose(blocks, first_positions, first_block):
         if drafter.causal_head is None:
             return pick(drafter.spread(logits[:, blocks]), first_positions, first_block=first_block)
         given = (block_anchors[:, blocks], states[:, blocks], logits[:, blocks], first_positions)
-        return _choose_in_turn(target, drafter, drafter.causal_head, *given, partial(pick, first_block=first_block))[0]
+        return _choose(target, drafter, *given, partial(pick, first_block=first_block))[0]
 
     baseline = choose(slice(0, 1), jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
@@ -101,7 +102,7 @@ def draft_candidates(
     Their log-probabilities are the drafter's own, untempered; where tokens are sampled, filtered as the target's, with the noise (times the
     temperature) already in them if it is the draft's own. A causal head reads the block's own likeliest tokens so ranked.
     """
-    blocks = _run(target, drafter, anchors, committed, retained, num_blocks)
+    blocks = _run(target, drafter, anchors, committed, retained, keys, sampling, num_blocks=num_blocks, config=config)
     logits = blocks.logits
     if drafter.causal_head is not None:
         is_coupled = config.draft_choice == "coupled"
@@ -114,7 +115,7 @@ def draft_candidates(
             return tokens
 
         first_positions = jnp.zeros_like(blocks.offsets) if is_coupled else blocks.offsets
-        logits = _choose_in_turn(target, drafter, drafter.causal_head, blocks.anchors, blocks.states, logits, first_positions, pick)[1]
+        logits = _choose(target, drafter, blocks.anchors, blocks.states, logits, first_positions, pick)[1]
     logits = drafter.spread(logits).astype(jnp.float32)
     num_ranks = min(config.num_ranks or 16, logits.shape[-1])
 
@@ -150,7 +151,7 @@ def draft_candidates(
 
 
 class _Blocks(NamedTuple):
-    """A drafting pass: first token and offset of every block, states and base logits of its predicting slots."""
+    """A drafting pass: first token and offset of every block, states (of the component chosen) and base logits of its predicting slots."""
 
     anchors: Int[Array, "B M"]
     offsets: Int[Array, "B M"]
@@ -159,7 +160,18 @@ class _Blocks(NamedTuple):
     logits: Float[Array, "B M K1 V1"]
 
 
-def _run(target: Target, drafter: Drafter, anchors: Int[Array, " B"], committed: Committed, retained: Retained, num_blocks: int) -> _Blocks:
+def _run(
+    target: Target,
+    drafter: Drafter,
+    anchors: Int[Array, " B"],
+    committed: Committed,
+    retained: Retained,
+    keys: Key[Array, " B"],
+    sampling: Sampling,
+    *,
+    num_blocks: int,
+    config: DecodeConfig,
+) -> _Blocks:
     """One batched pass over the baseline and num_blocks - 1 shifted blocks."""
     num_shifted = num_blocks - 1
     # what the bucket leaves out is padding in every row
@@ -174,8 +186,29 @@ def _run(target: Target, drafter: Drafter, anchors: Int[Array, " B"], committed:
     offsets = jnp.concatenate([jnp.zeros_like(anchors)[:, None], retained.offsets], axis=1)
     is_block = jnp.arange(num_blocks, dtype=jnp.int32)[None, :] <= retained.counts[:, None]
     visible = jnp.pad(retained.visible, ((0, 0), (1, 0), (0, 0)))
-    states = drafter.predicting(_block_states(target, drafter, block_anchors, committed, offsets, visible, retained))
+    every_slot = _block_states(target, drafter, block_anchors, committed, offsets, visible, retained)
+    states = drafter.predicting(every_slot)
+    if drafter.latent_mixture is not None:
+        noise = None
+        if config.draft_choice == "independent":
+            positions = committed.lengths[:, None] + offsets
+            noise = component_noise(keys, positions, num_components=drafter.latent_mixture.config.num_components)
+        states = _with_component(drafter.latent_mixture, states, every_slot[:, :, 0], sampling, noise)
     return _Blocks(anchors=block_anchors, offsets=offsets, is_block=is_block, states=states, logits=drafter.base_logits(target, states))
+
+
+def _with_component(
+    mixture: LatentMixture,
+    states: Float[Array, "B M K1 D"],
+    anchor_states: Float[Array, "B M D"],
+    sampling: Sampling,
+    noise: Float[Array, "B M Z"] | None,
+) -> Float[Array, "B M K1 D"]:
+    """States under one component a block: the likeliest, or in sampled rows the one that noise, if there is any, draws."""
+    scores = mixture.log_priors(anchor_states)
+    if noise is not None:
+        scores = jnp.where(sampling.temperature[:, None, None] > 0, scores + noise, scores)
+    return jnp.take_along_axis(mixture(states), argmax(scores)[:, :, None, None, None], axis=3)[:, :, :, 0]
 
 
 def _match(
@@ -245,6 +278,23 @@ def _block_states(
     return jax.vmap(block, in_axes=1, out_axes=1)(anchors, offsets, visible)
 
 
+def _choose(
+    target: Target,
+    drafter: Drafter,
+    anchors: Int[Array, "B M"],
+    states: Float[Array, "B M K1 D"],
+    logits: Float[Array, "B M K1 V1"],
+    first_positions: Int[Array, "B M"],
+    pick: Callable[[Float[Array, "B M k V"], Int[Array, "B M"]], Int[Array, "B M k"]],
+) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
+    """Tokens of blocks whose logits a head corrects by what was drafted before, and those logits."""
+    head = drafter.causal_head
+    assert head is not None
+    if isinstance(head, RefinerHead):
+        return _choose_in_passes(drafter, head, anchors, states, logits, first_positions, pick)
+    return _choose_in_turn(target, drafter, head, anchors, states, logits, first_positions, pick)
+
+
 def _choose_in_turn(
     target: Target,
     drafter: Drafter,
@@ -269,6 +319,27 @@ def _choose_in_turn(
     inputs = (jnp.arange(logits.shape[2], dtype=jnp.int32), jnp.moveaxis(states, 2, 0), jnp.moveaxis(logits, 2, 0))
     _, (tokens, corrected) = jax.lax.scan(step, (head.start(anchors.shape, states.dtype), anchors), inputs)
     return jnp.moveaxis(tokens, 0, 2), jnp.moveaxis(corrected, 0, 2)
+
+
+def _choose_in_passes(
+    drafter: Drafter,
+    head: RefinerHead,
+    anchors: Int[Array, "B M"],
+    states: Float[Array, "B M K1 D"],
+    logits: Float[Array, "B M K1 V1"],
+    first_positions: Int[Array, "B M"],
+    pick: Callable[[Float[Array, "B M K1 V"], Int[Array, "B M"]], Int[Array, "B M K1"]],
+) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
+    """As `_choose_in_turn`, all slots at once behind the tokens of the pass before: after n passes the first n tokens are the same."""
+    read = head.read(states)
+
+    def refine(_, carry):
+        previous = jnp.concatenate([anchors[:, :, None], carry[0][:, :, :-1]], axis=2)
+        corrected = logits + head(read, previous)
+        return pick(drafter.spread(corrected), first_positions), corrected
+
+    num_passes = min(head.config.num_passes, logits.shape[2])  # from there on nothing changes
+    return jax.lax.fori_loop(0, num_passes, refine, (pick(drafter.spread(logits), first_positions), logits))
 
 
 def _pick(

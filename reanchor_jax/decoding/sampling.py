@@ -15,7 +15,8 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Int, Key
 
-_DRAFT_STREAM = 0xFFFFFFFF  # folded in before the position, so a draft's own noise never meets the target's
+# folded in before the position, so a draft's own noise never meets the target's, nor a component's that of a token
+_DRAFT_STREAM, _COMPONENT_STREAM = 0xFFFFFFFF, 0xFFFFFFFE
 
 
 _LARGEST = {"temperature": 1e30, "top_k": 2**31 - 1}  # what float32 and int32 can hold
@@ -117,13 +118,12 @@ def position_noise(keys: Key[Array, " B"], positions: Int[Array, "B J"], *, voca
 
 def draft_noise(keys: Key[Array, " B"], positions: Int[Array, "B M K"], *, first_block: int, vocab_size: int) -> Float[Array, "B M K V"]:
     """Gumbel noise of a draft's own, independent of the target's and of other blocks'. first_block: number of the first block given."""
+    return _block_noise(keys, positions, stream=_DRAFT_STREAM, first_block=first_block, size=vocab_size)
 
-    def draw(key, block, positions):
-        key = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(_DRAFT_STREAM)), block)
-        return position_noise(key[None], positions[None], vocab_size=vocab_size)[0]
 
-    blocks = first_block + jnp.arange(positions.shape[1], dtype=jnp.uint32)
-    return jax.vmap(jax.vmap(draw, (None, 0, 0)), (0, None, 0))(keys, blocks, positions)
+def component_noise(keys: Key[Array, " B"], positions: Int[Array, "B M"], *, num_components: int) -> Float[Array, "B M Z"]:
+    """Gumbel noise with which every block's component is drawn, independent of that of all tokens. positions: of the blocks' anchors."""
+    return _block_noise(keys, positions[..., None], stream=_COMPONENT_STREAM, first_block=0, size=num_components)[:, :, 0]
 
 
 def filter_logits(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Array, "B N V"]:
@@ -177,6 +177,17 @@ def argmax(x: Float[Array, "*batch V"]) -> Int[Array, "*batch"]:
     indices = jnp.arange(size, dtype=jnp.int32)
     found = jnp.min(jnp.where(x == jnp.max(x, axis=-1, keepdims=True), indices, size), axis=-1)
     return jnp.minimum(found, size - 1)  # all-NaN input equals nothing
+
+
+def _block_noise(keys: Key[Array, " B"], positions: Int[Array, "B M K"], *, stream: int, first_block: int, size: int) -> Array:
+    """Gumbel noise [B M K size] of a stream, by row, number of the block and position."""
+
+    def draw(key, block, positions):
+        key = jax.random.fold_in(jax.random.fold_in(key, jnp.uint32(stream)), block)
+        return position_noise(key[None], positions[None], vocab_size=size)[0]
+
+    blocks = first_block + jnp.arange(positions.shape[1], dtype=jnp.uint32)
+    return jax.vmap(jax.vmap(draw, (None, 0, 0)), (0, None, 0))(keys, blocks, positions)
 
 
 def _at(x: Float[Array, "B N V"], tokens: Int[Array, "B N"]) -> Float[Array, "B N"]:

@@ -3,7 +3,7 @@
 In: tapped target states [B T ED] (projected once into features), block tokens, a context cache it only reads.
 Out: features [B T F]; context keys and values per layer; block states [B K D] and their logits.
 Source: DFlash (arXiv 2602.06036): KV injection, `hidden_norm(fc(taps))`, the block is [anchor, mask x (K-1)]; DFlare (arXiv 2606.02091):
-    a mixture of taps per layer; Domino and DSpark: `heads`.
+    a mixture of taps per layer; Domino, DSpark, xPress and DBLast: `heads`.
 """
 
 from typing import NamedTuple
@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float, Int
 from reanchor_jax.cache import Committed
 from reanchor_jax.config import STYLES, DrafterConfig
 from reanchor_jax.kernels.parts import CachePart, DensePart
-from reanchor_jax.models.heads import ConfidenceHead, GRUHead, MarkovHead
+from reanchor_jax.models.heads import ConfidenceHead, GRUHead, LatentMixture, MarkovHead, RefinerHead
 from reanchor_jax.models.layers import DecoderLayer, RMSNorm, embed, linear, softcap
 from reanchor_jax.models.target import Target
 
@@ -76,6 +76,7 @@ class Drafter(nnx.Module):
         self.confidence = (
             None if config.confidence is None else ConfidenceHead(config.confidence, width=width, rank=rank, dtype=dtype, rngs=rngs)
         )
+        self.latent_mixture = None if config.mixture is None else LatentMixture(config.mixture, width=width, dtype=dtype, rngs=rngs)
 
     def features(self, taps: Float[Array, "B T ED"]) -> Float[Array, "B T F"]:
         """Project tapped target states to context features: one vector for all layers, or one for each beside each other."""
@@ -162,9 +163,12 @@ class Models(NamedTuple):
     drafter: Drafter | None
 
 
-def _causal_head(config: DrafterConfig, num_outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> GRUHead | MarkovHead | None:
+def _causal_head(config: DrafterConfig, num_outputs: int, *, dtype: DTypeLike, rngs: nnx.Rngs) -> GRUHead | MarkovHead | RefinerHead | None:
     if config.head is None:
         return None
     if config.head.kind == "gru":
         return GRUHead(config.head, width=config.width, vocab_size=num_outputs, dtype=dtype, rngs=rngs)
-    return MarkovHead(config.head, width=config.width, vocab_size=config.vocab_size, num_outputs=num_outputs, dtype=dtype, rngs=rngs)
+    sizes = {"width": config.width, "vocab_size": config.vocab_size, "num_outputs": num_outputs}
+    if config.head.kind == "refiner":
+        return RefinerHead(config.head, **sizes, num_drafts=config.num_drafts, epsilon=config.norm_epsilon, dtype=dtype, rngs=rngs)
+    return MarkovHead(config.head, **sizes, dtype=dtype, rngs=rngs)

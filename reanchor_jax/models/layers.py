@@ -45,7 +45,7 @@ class GatedMLP(nnx.Module):
         self.gate_up = linear(width, (2, mlp_width), dtype=dtype, rngs=rngs)
         self.down = linear(mlp_width, width, dtype=dtype, rngs=rngs)
 
-    def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+    def __call__(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch D"]:
         both = self.gate_up(x)
         gate, up = both[..., 0, :], both[..., 1, :]
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)

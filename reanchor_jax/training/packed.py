@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import BlockContext, Drafter
+from reanchor_jax.models.heads import GRUHead, MarkovHead, RefinerHead
 from reanchor_jax.models.target import Target
 
 
@@ -32,7 +33,8 @@ class Blocks(NamedTuple):
     """Blocks of a batch, K1 = num_drafts predicting slots each.
 
     tokens: the anchor and the text behind it; places past the sequence's end repeat its last token. is_inside: drafted places within it.
-    states, logits: of the predicting slots; logits are the drafter's base logits, in float32.
+    states, logits: of the predicting slots, before any mixture; logits are the drafter's base logits, in float32.
+    anchor_states: of the blocks' first slots.
     target_states: of the target at the token before each drafted one, so that their logits are what it says there.
     proposed: of blocks that were drafted before, else None.
     """
@@ -41,6 +43,7 @@ class Blocks(NamedTuple):
     is_inside: Bool[Array, "B C K1"]
     states: Float[Array, "B C K1 D"]
     logits: Float[Array, "B C K1 V1"]
+    anchor_states: Float[Array, "B C D"]
     target_states: Float[Array, "B C K1 D"]
     proposed: Proposed | None = None
 
@@ -51,7 +54,8 @@ def packed_blocks(drafter: Drafter, target: Target, tokens: Int[Array, "B S"], a
     positions = _places(tokens)
     target = jax.lax.stop_gradient(target)
     output = target(tokens, positions, prompt_mask(length), target_layer_ids=drafter.config.target_layer_ids)
-    states = drafter.predicting(packed_block_states(drafter, target, output.taps, tokens, anchors))
+    every_slot = packed_block_states(drafter, target, output.taps, tokens, anchors)
+    states = drafter.predicting(every_slot)
     places = anchors[:, :, None] + jnp.arange(drafter.config.block_size, dtype=jnp.int32)[None, None]
     inside = jnp.minimum(places, length - 1)
     flat = inside.reshape(num_rows, -1)
@@ -61,6 +65,7 @@ def packed_blocks(drafter: Drafter, target: Target, tokens: Int[Array, "B S"], a
         is_inside=places[:, :, 1:] < length,
         states=states,
         logits=drafter.base_logits(target, states).astype(jnp.float32),
+        anchor_states=every_slot[:, :, 0],
         target_states=before.reshape(*states.shape[:-1], -1),
     )
 
@@ -129,9 +134,9 @@ def packed_block_states(
 
 
 def corrected_logits(drafter: Drafter, target: Target, blocks: Blocks) -> Float[Array, "B C K1 V1"]:
-    """Logits after the causal head's corrections, each token before being the text's own."""
+    """Logits after a sequential head's corrections, each token before being the text's own."""
     head = drafter.causal_head
-    assert head is not None  # `train` has refused drafters without one
+    assert isinstance(head, GRUHead | MarkovHead)  # `train` has refused drafters without one
 
     def step(state, inputs):
         previous, z = inputs
@@ -142,6 +147,14 @@ def corrected_logits(drafter: Drafter, target: Target, blocks: Blocks) -> Float[
     corrections = jnp.moveaxis(corrections, 0, 2).astype(jnp.float32)
     is_plain = jnp.arange(corrections.shape[2], dtype=jnp.int32)[None, None, :, None] < head.config.num_plain
     return blocks.logits + jnp.where(is_plain, 0.0, corrections)
+
+
+def refined_logits(drafter: Drafter, blocks: Blocks, tokens: Int[Array, "B C K1"]) -> Float[Array, "B C K1 V1"]:
+    """Logits after a refiner's corrections, each token before being the anchor or one of the given drafts."""
+    head = drafter.causal_head
+    assert isinstance(head, RefinerHead)  # `train` has refused drafters without one
+    previous = jnp.concatenate([blocks.tokens[:, :, :1], tokens[:, :, :-1]], axis=2)
+    return blocks.logits + head(head.read(blocks.states), previous).astype(jnp.float32)
 
 
 def _places(tokens: Int[Array, "B S"]) -> Int[Array, "B S"]:

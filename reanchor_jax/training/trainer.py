@@ -37,6 +37,8 @@ from reanchor_jax.training.rollouts import Recorded, Rollouts, record_blocks
 
 _FINAL_NORM_SCALE = 0.2  # of the target's: at 1.0 the untrained drafter's logits start at a cross-entropy of 28 nats
 
+_COMPONENT_SCALE = 0.1  # of a mixture's components at first: near the plain block, yet not alike
+
 
 class Batch(NamedTuple):
     """What a step learns from. tokens: [B S]. anchors: [B C] positions. proposals [B C K1], num_accepted [B C]: of recorded blocks."""
@@ -108,6 +110,8 @@ def init_drafter(config: DrafterConfig, target: Target, *, seed: int) -> Drafter
     drafter.norm.scale[...] = _FINAL_NORM_SCALE * target.norm.scale[...]
     if drafter.causal_head is not None:
         drafter.causal_head.output.kernel[...] = jnp.zeros_like(drafter.causal_head.output.kernel[...])  # corrections begin at none
+    if drafter.latent_mixture is not None:
+        drafter.latent_mixture.up.kernel[...] *= _COMPONENT_SCALE
     if config.fusion == "per_layer":
         # each layer begins with a tap of about its own depth (AngelSpec)
         depth, tap = (np.linspace(0, 1, count) for count in drafter.mixture.shape)
@@ -148,9 +152,10 @@ def train(
     block, for a drafter of another family or with a vocabulary of its own, and for a mesh that the batch does not fill.
     """
     family = FAMILIES[config.family]
-    kind = None if drafter.config.head is None else drafter.config.head.kind
-    if kind not in family.head_kinds or (family.has_confidence and drafter.confidence is None):
-        raise ValueError(f"a drafter with head {kind} is not of the family {config.family}; give the family it was made for.")
+    kind, has_mixture = None if drafter.config.head is None else drafter.config.head.kind, drafter.latent_mixture is not None
+    if kind not in family.head_kinds or (family.has_confidence and drafter.confidence is None) or has_mixture != family.has_mixture:
+        made = f"a drafter with head {kind}{' and a mixture' if has_mixture else ''}"
+        raise ValueError(f"{made} is not of the family {config.family}; give the family it was made for.")
     if drafter.vocabulary is not None:
         raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")
     if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
@@ -286,7 +291,7 @@ def _matrices(weights: Any) -> Any:
             return optax.contrib.MuonDimensionNumbers(0, (1, 2, 3))
         if path.endswith(("/key_value/kernel", "/key/kernel")) or path.startswith("contexts/"):
             return optax.contrib.MuonDimensionNumbers(0, (2, 3))
-        return optax.contrib.MuonDimensionNumbers(0, 2) if path.endswith("/gate_up/kernel") else None
+        return optax.contrib.MuonDimensionNumbers(0, 2) if path.endswith(("/gate_up/kernel", "/up/kernel")) else None
 
     return {path: axes(path, leaf) for path, leaf in weights.items()}
 

@@ -5,7 +5,7 @@ Out: entries of a config.json; or a loss.
 Source: each file's.
 """
 
-from reanchor_jax.training.families import dflare, dflash, domino, draft_opd, dspark
+from reanchor_jax.training.families import dblast, dflare, dflash, domino, draft_opd, dspark, xpress
 from reanchor_jax.training.families.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -13,5 +13,7 @@ FAMILIES: dict[str, Family] = {
     "dflare": dflare.FAMILY,
     "domino": domino.FAMILY,
     "dspark": dspark.FAMILY,
+    "xpress": xpress.FAMILY,
+    "dblast": dblast.FAMILY,
     "draft-opd": draft_opd.FAMILY,
 }

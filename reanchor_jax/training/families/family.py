@@ -24,10 +24,11 @@ class Scored(NamedTuple):
 
 
 class Family(NamedTuple):
-    """settings: entries of config.json beside those of a DFlash drafter, for its causal head's sizes (state or embedding, inner width).
+    """settings: entries of config.json beside those of a DFlash drafter, for its head's sizes (state, embedding or rank; inner width).
 
     loss: of blocks whose slots weigh `weights`, at a progress that rises from 0 (the first step) to 1 (behind the last).
     head_kinds: of the causal heads that it trains; None is a drafter without one. has_confidence: whether it trains a confidence head.
+    has_mixture: whether it trains a latent mixture.
     is_on_policy: whether blocks are those that the drafter drafts itself while it is trained.
     """
 
@@ -35,4 +36,5 @@ class Family(NamedTuple):
     loss: Callable[[Drafter, Target, Blocks, Float[Array, "B C K1"], Float[Array, ""]], Scored]
     head_kinds: tuple[HeadKind | None, ...] = (None,)
     has_confidence: bool = False
+    has_mixture: bool = False
     is_on_policy: bool = False
