@@ -117,7 +117,7 @@ def slow_loss(family, models, progress):
 
 def block_of(models, blocks, row, column):
     """What slow losses of whole blocks read, in float64: states, first state, base logits, the target's logits, tokens, slots inside."""
-    truth = models.target.logits(blocks.target_states)
+    truth = blocks.target_logits
     arrays = (blocks.states, blocks.anchor_states, blocks.logits, truth)
     count = min(models.drafter.config.num_drafts, LENGTH - 1 - ANCHORS[row][column])
     tokens = np.asarray(texts())[row, ANCHORS[row][column] :][: 1 + count]
@@ -261,7 +261,7 @@ def test_dspark_learns_its_confidence_from_the_overlap_and_not_the_other_way_rou
     def without_confidence(logits):
         weights = slot_weights(blocks.is_inside, decay=DECAY)
         corrections = FAMILIES["dspark"].loss(models.drafter, models.target, blocks, weights, jnp.float32(0.3)).logits - blocks.logits
-        truth = models.target.logits(blocks.target_states).astype(jnp.float32)
+        truth = blocks.target_logits
         each = 0.1 * cross_entropy(logits + corrections, blocks.tokens[:, :, 1:]) + 1.8 * total_variation(logits + corrections, truth)
         return weighted_mean(each, weights)
 

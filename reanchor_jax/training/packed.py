@@ -35,7 +35,7 @@ class Blocks(NamedTuple):
     tokens: the anchor and the text behind it; places past the sequence's end repeat its last token. is_inside: drafted places within it.
     states, logits: of the predicting slots, before any mixture; logits are the drafter's base logits, in float32.
     anchor_states: of the blocks' first slots.
-    target_states: of the target at the token before each drafted one, so that their logits are what it says there.
+    target_logits: of the target at the place of each drafted token, behind the text before it, in float32.
     proposed: of blocks that were drafted before, else None.
     """
 
@@ -44,7 +44,7 @@ class Blocks(NamedTuple):
     states: Float[Array, "B C K1 D"]
     logits: Float[Array, "B C K1 V1"]
     anchor_states: Float[Array, "B C D"]
-    target_states: Float[Array, "B C K1 D"]
+    target_logits: Float[Array, "B C K1 V"]
     proposed: Proposed | None = None
 
 
@@ -66,7 +66,7 @@ def packed_blocks(drafter: Drafter, target: Target, tokens: Int[Array, "B S"], a
         states=states,
         logits=drafter.base_logits(target, states).astype(jnp.float32),
         anchor_states=every_slot[:, :, 0],
-        target_states=before.reshape(*states.shape[:-1], -1),
+        target_logits=jax.lax.stop_gradient(target.logits(before.reshape(*states.shape[:-1], -1)).astype(jnp.float32)),
     )
 
 

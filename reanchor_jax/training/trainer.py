@@ -58,6 +58,8 @@ class TrainConfig:
     decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens; 0 weighs all alike.
     old_slots: drafted tokens that the drafter knew before (DBloom), or 0 where there is no such difference.
     emphasis: by how much more the tokens beyond old_slots weigh.
+    target_temperature: of the target's distribution that drafts are compared with, in families that do: where much is decoded greedily, one
+        below 1 is nearer to what is accepted.
     refresh_steps: steps between recordings, in a family that learns from its own drafts. num_recorded: rollouts of a recording.
     optimizer: adamw, or muon for matrices (each of those that share a leaf by itself) with adamw for the rest.
     learning_rate: its peak; from there a cosine falls to a hundredth of it. num_warmup: steps up to the peak.
@@ -72,6 +74,7 @@ class TrainConfig:
     decay: float = 7.0
     old_slots: int = 0
     emphasis: float = 3.0
+    target_temperature: float = 1.0
     refresh_steps: int = 50
     num_recorded: int = 64
     optimizer: str = "adamw"
@@ -91,7 +94,7 @@ class TrainConfig:
         for name in ("num_warmup", "seed", "old_slots", "decay", "weight_decay"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
-        for name in ("learning_rate", "emphasis"):
+        for name in ("learning_rate", "emphasis", "target_temperature"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} must be more than 0; got {getattr(self, name)}.")
         if FAMILIES[self.family].is_on_policy and self.checkpoint_steps % self.refresh_steps:
@@ -175,8 +178,9 @@ def train(
         def loss_of(weights):
             trained = checkpoint.with_leaves(drafter, weights)
             blocks = packed_blocks(trained, target, batch.tokens, batch.anchors)
+            blocks = blocks._replace(target_logits=blocks.target_logits / config.target_temperature)
             if batch.proposals is not None:
-                logits = proposed_logits(target, batch.tokens, batch.anchors, batch.proposals)
+                logits = proposed_logits(target, batch.tokens, batch.anchors, batch.proposals) / config.target_temperature
                 blocks = blocks._replace(proposed=Proposed(batch.proposals, batch.num_accepted, logits))
             of_slots = slot_weights(blocks.is_inside, decay=config.decay, emphasis=config.emphasis, old_slots=config.old_slots)
             scored = family.loss(trained, target, blocks, of_slots, progress)

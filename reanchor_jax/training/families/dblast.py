@@ -30,10 +30,9 @@ def loss(drafter, target, blocks, weights, progress) -> Scored:
     mixture = drafter.latent_mixture
     log_priors = mixture.log_priors(blocks.anchor_states)
     logits = drafter.base_logits(target, mixture(blocks.states)).astype(jnp.float32)  # [B C K1 Z V]
-    truth = target.logits(blocks.target_states).astype(jnp.float32)
     is_inside = blocks.is_inside[..., None]
     num_drafts = is_inside.shape[2]
-    accepted = jnp.cumprod(1 - total_variation(logits, truth[:, :, :, None]), axis=2)
+    accepted = jnp.cumprod(1 - total_variation(logits, blocks.target_logits[:, :, :, None]), axis=2)
     length = jnp.sum(jnp.exp(log_priors) * jnp.sum(jnp.where(is_inside, accepted, 0.0), axis=2), axis=-1)
     each = cross_entropy(logits, jnp.broadcast_to(blocks.tokens[:, :, 1:, None], logits.shape[:-1]))
     likelihood = jax.nn.logsumexp(log_priors - jnp.sum(jnp.where(is_inside, each, 0.0), axis=2), axis=-1)

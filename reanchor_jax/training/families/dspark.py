@@ -8,7 +8,6 @@ Source: DSpark (arXiv 2607.05147).
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import optax
 
 from reanchor_jax.models.heads import MarkovHead
@@ -28,8 +27,7 @@ def loss(drafter, target, blocks, weights, progress) -> Scored:
     """What the confidence should be is taken as it is: no gradient flows through it into the distributions."""
     del progress
     corrected = corrected_logits(drafter, target, blocks)
-    truth = target.logits(blocks.target_states).astype(jnp.float32)
-    distance = total_variation(corrected, truth)
+    distance = total_variation(corrected, blocks.target_logits)
     assert isinstance(drafter.causal_head, MarkovHead)
     assert drafter.confidence is not None
     log_odds = drafter.confidence(blocks.states, drafter.causal_head.embedding(blocks.tokens[:, :, :-1]))

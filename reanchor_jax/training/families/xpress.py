@@ -7,8 +7,6 @@ Source: xPress (arXiv 2608.02438); the shape of its loss is known from a descrip
 
 from typing import Any
 
-import jax.numpy as jnp
-
 from reanchor_jax.decoding.sampling import argmax
 from reanchor_jax.training.families.family import Family, Scored
 from reanchor_jax.training.losses import cross_entropy, total_variation, weighted_mean
@@ -25,12 +23,11 @@ def settings(causal_size: int, causal_width: int) -> dict[str, Any]:
 
 def loss(drafter, target, blocks, weights, progress) -> Scored:
     """Drafts are fed back as they are: no gradient flows through the choice of a token."""
-    del progress
+    del target, progress
     tokens = blocks.tokens[:, :, 1:]
-    truth = target.logits(blocks.target_states).astype(jnp.float32)
 
     def distance(logits):
-        return weighted_mean(cross_entropy(logits, tokens) + total_variation(logits, truth), weights)
+        return weighted_mean(cross_entropy(logits, tokens) + total_variation(logits, blocks.target_logits), weights)
 
     forced = refined_logits(drafter, blocks, tokens)
     anchored = free = refined_logits(drafter, blocks, argmax(blocks.logits))
