@@ -237,7 +237,7 @@ def test_tables_and_bars_show_a_method_where_it_was_measured():
     assert "| dflash | 3.00 / 1.50x | 2.00 / 1.00x | 2.50 / 1.25x |" in table
     assert "| reanchor | 4.00 / 2.00x | - | - |" in table
     assert "dflash on Alpaca at temperature 0: output differs, see alpaca." in table
-    cold, warm = charts.draw_benchmarks(summary).axes
+    cold, warm = charts.draw_taus(summary).axes
     assert [bar.get_height() for bar in cold.patches] == [3.0, 2.0, 4.0]
     assert [bar.get_height() for bar in warm.patches] == [2.5]
     assert [label.get_text() for label in cold.get_xticklabels()] == ["GSM8K", "Alpaca"]

@@ -121,10 +121,10 @@ def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -
     return [_write(figure, folder / f"{name}.png") for name, figure in charts.items()]
 
 
-def draw_benchmarks(summary: Mapping[str, Any]) -> "Figure":
-    """Tau on every benchmark with its standard error, a bar a method that drafts, a panel a temperature.
+def draw_taus(summary: Mapping[str, Any]) -> "Figure":
+    """Tau with its standard error, a bar a method that drafts, a group a benchmark or a drafter, a panel a temperature.
 
-    summary: of `suite.write_summary`.
+    summary: of `suite.write_summary` or `drafters.write_summary`.
     """
     runs = [run for run in summary["runs"] if _drafting(run)]
     temperatures = list(dict.fromkeys(run["temperature"] for run in runs))
@@ -147,7 +147,7 @@ def draw_benchmarks(summary: Mapping[str, Any]) -> "Figure":
                 color=_colour(everything, name),
                 label=name,
             )
-        panel.set_xticks(range(len(mine)), [BENCHMARKS[run["benchmark"]].title for run in mine])
+        panel.set_xticks(range(len(mine)), [run["drafter"] if "drafter" in run else BENCHMARKS[run["benchmark"]].title for run in mine])
         panel.set_title(f"temperature {temperature:g}", fontsize=8)
         panel.set_ylabel("τ (tokens a target pass)", fontsize=8)
         _clean(panel)
@@ -156,11 +156,11 @@ def draw_benchmarks(summary: Mapping[str, Any]) -> "Figure":
     return figure
 
 
-def write_benchmark_chart(summary: Mapping[str, Any], folder: Path) -> Path | None:
-    """Draw a summary beside it, as benchmarks.png; None without matplotlib, or without a method that drafts."""
+def write_tau_chart(summary: Mapping[str, Any], path: Path) -> Path | None:
+    """Draw the taus of a summary; None without matplotlib, or without a method that drafts."""
     if not _has_matplotlib() or not any(_drafting(run) for run in summary["runs"]):
         return None
-    return _write(draw_benchmarks(summary), folder / "benchmarks.png")
+    return _write(draw_taus(summary), path)
 
 
 def draw_training(log: Sequence[Mapping[str, Any]]) -> "Figure":

@@ -110,7 +110,7 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     summary = {"model": model_name, "runs": found, "means": means}
     write_text(out / "results.json", to_json(summary))
     write_text(out / "tables.md", tables.benchmark_tables(summary, title=model_name))
-    charts.write_benchmark_chart(summary, out)
+    charts.write_tau_chart(summary, out / "benchmarks.png")
     return summary
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from reanchor_jax.bench.benchmarks import BENCHMARKS
-from reanchor_jax.bench.compare import BASELINE
+from reanchor_jax.bench.compare import BASELINE, CHAIN
 from reanchor_jax.decoding.config import Arm
 
 _SPEEDUP = "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded."
@@ -81,6 +81,42 @@ def benchmark_tables(summary: Mapping[str, Any], *, title: str) -> str:
             for run in summary["runs"]
             for name, found in run["methods"].items()
             if not found["identical"]
+        ),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def drafter_table(summary: Mapping[str, Any], *, title: str) -> str:
+    """A row a drafter and method; for every temperature tau / speedup, target passes and tokens/s.
+
+    summary: of `drafters.write_summary`.
+    """
+    temperatures = list(dict.fromkeys(run["temperature"] for run in summary["runs"]))
+    figures = {(run["drafter"], run["temperature"]): run for run in summary["runs"]}
+    header = ["drafter", "method", *(f"T = {value:g}: {what}" for value in temperatures for what in ("τ / speedup", "passes", "tokens/s"))]
+    lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
+    for drafter in dict.fromkeys(run["drafter"] for run in summary["runs"]):
+        for method in (CHAIN, "reanchor"):
+            cells = [drafter, "alone" if method == CHAIN else "+ ReAnchor"]
+            for temperature in temperatures:
+                run = figures.get((drafter, temperature))
+                found = None if run is None else run["methods"].get(method)
+                if run is None or found is None:
+                    cells += ["-"] * 3
+                    continue
+                cells += [_cell({"tau": found["tau"], "speedup": run["speedup"][method]}), f"{found['target_passes']:,}"]
+                cells.append(_number(found["tokens_per_second"], "{:,.0f}"))
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        "τ: tokens per target pass, bonus included, prefill token excluded, averaged over prompts.",
+        _SPEEDUP,
+        *dict.fromkeys(_measured_on(run["environment"], has_date=False) for run in summary["runs"]),
+        *(
+            f"{run['drafter']} at temperature {run['temperature']:g}: output differs from plain decoding's."
+            for run in summary["runs"]
+            if not run["identical"]
         ),
         "",
     ]

@@ -1,0 +1,115 @@
+"""Compare drafters of one target, each alone and with ReAnchor, at one temperature or several, and sum them up in one table.
+
+In: a target, drafters by name or directory, prompts.
+Out: OUT/DRAFTER/T0, T1, ... as `bench.measure` writes them; OUT/results.json, tables.md and drafters.png over all of them.
+Source: ReAnchor, Table 2: every kind of drafter, alone and with it. Interrupted, the same command goes on.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from reanchor_jax import checkpoint, pairs
+from reanchor_jax.bench import charts, compare, tables
+from reanchor_jax.bench.measure import measure, to_json
+from reanchor_jax.bench.methods import Request
+from reanchor_jax.config import check_pair
+from reanchor_jax.files import check_writable, read_json, settle
+from reanchor_jax.models.drafter import Models
+from reanchor_jax.text import load_tokenizer, read_prompts, write_text
+
+_METHODS = (compare.BASELINE, compare.CHAIN, "reanchor")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure every drafter at every temperature."""
+    parser = argparse.ArgumentParser(prog="python -m reanchor_jax.bench.drafters", description=__doc__)
+    parser.add_argument("--pair", metavar="NAME|DIR", default="stories260k", help="its target is used; default: %(default)s")
+    parser.add_argument("--drafters", metavar="A,B,C", help="embedded drafters of the pair, or directories; default: all embedded ones")
+    parser.add_argument("--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt` or `ids`")
+    parser.add_argument("--num-examples", metavar="N", type=int, help="the first N prompts; default: all")
+    parser.add_argument("--max-new-tokens", metavar="N", type=int, default=100, help="default: %(default)s")
+    parser.add_argument("--temperatures", metavar="X,Y", default="0,1", help="default: %(default)s")
+    parser.add_argument(
+        "--draft-choice", metavar="NAME", default="argmax", help="how drafts are chosen where rows sample; default: %(default)s"
+    )
+    parser.add_argument("--out", metavar="DIR", required=True, type=Path)
+    args = parser.parse_args(arguments)
+    try:
+        where = pairs.find(args.pair)
+        folders = find_drafters(args.pair, None if args.drafters is None else args.drafters.split(","))
+        temperatures = [float(value) for value in args.temperatures.split(",")]
+        target, tokenizer = checkpoint.load_target(where.target), load_tokenizer(where.target)
+        prompts = read_prompts(args.prompts, tokenizer, vocab_size=target.config.vocab_size, limit=args.num_examples)
+        for folder in folders.values():
+            check_pair(target.config, checkpoint.read_drafter_config(checkpoint.read_contents(folder), folder))
+        requests = {
+            f"T{value:g}": Request(
+                max_new_tokens=args.max_new_tokens,
+                temperature=value,
+                draft_choice=args.draft_choice,
+                stop_token_ids=target.config.eos_token_ids,
+            )
+            for value in temperatures
+        }
+        out = settle(args.out)
+        out.mkdir(parents=True, exist_ok=True)
+        check_writable(out / "results.json")
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
+    for name, folder in folders.items():
+        models = Models(target=target, drafter=checkpoint.load_drafter(folder))
+        for subfolder, request in requests.items():
+            print(f"{name}, temperature {request.temperature:g}", file=sys.stderr)
+            measure(
+                models,
+                prompts,
+                _METHODS,
+                request=request,
+                out=out / name / subfolder,
+                model_name=f"{args.pair} with {name}",
+                source=Path(args.prompts).name,
+                facts={"drafter": name, "temperature": request.temperature},
+            )
+        write_summary(out, list(folders), list(requests))
+    print(tables.drafter_table(write_summary(out, list(folders), list(requests)), title=args.pair))
+    return 0
+
+
+def find_drafters(pair: str, given: Sequence[str] | None) -> dict[str, Path]:
+    """Directories of drafters by name: embedded ones of a pair, all of them without names, or of given directories.
+
+    Raises ValueError if two would have one name, FileNotFoundError as `pairs.path`.
+    """
+    own = {name.partition("/")[2]: name for name in pairs.names() if name.startswith(f"{pair}/")}
+    found = {}
+    for name in own if given is None else given:
+        label = name if name in own else Path(name).resolve().name
+        label = Path(name).resolve().parent.name if label == "drafter" else label  # where training puts it: RUN/drafter
+        if label in found:
+            raise ValueError(f"two drafters are called {label}; copy one to a directory of another name.")
+        found[label] = pairs.path(own.get(name, name))
+    if not found:
+        raise ValueError(f"{pair} has no drafters by name; give their directories.")
+    return found
+
+
+def write_summary(out: Path, names: Sequence[str], subfolders: Sequence[str]) -> dict[str, Any]:
+    """Sum up what the folders of drafters hold, and return it: results.json, tables.md and, with matplotlib, drafters.png."""
+    runs = []
+    for subfolder in subfolders:
+        for name in names:
+            figures = read_json(out / name / subfolder / "results.json")
+            if figures is not None:
+                runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
+    summary = {"runs": runs}
+    write_text(out / "results.json", to_json(summary))
+    write_text(out / "tables.md", tables.drafter_table(summary, title="Drafters, alone and with ReAnchor"))
+    charts.write_tau_chart(summary, out / "drafters.png")
+    return summary
+
+
+if __name__ == "__main__":
+    sys.exit(main())
