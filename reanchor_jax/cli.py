@@ -266,7 +266,7 @@ def _train(args: argparse.Namespace) -> None:
     written = make_drafter(
         loaded.models.target,
         read_texts(args.prompts),
-        lambda text: encode(loaded.tokenizer, text),
+        lambda text: encode(loaded.tokenizer, text, is_chat=rollout_config.is_chat),
         rollout_config=rollout_config,
         shape=shape,
         config=config,

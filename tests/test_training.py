@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_models
+from tiny import random_models, tiny_drafter_config, tiny_family_config, tiny_llama_config, tiny_models
 
 from reanchor_jax import checkpoint, huggingface, pairs
 from reanchor_jax.cache import Committed, init_cache, write
@@ -18,7 +18,8 @@ from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import pin_settings
 from reanchor_jax.training import recipe, trainer
 from reanchor_jax.training.families import FAMILIES
-from reanchor_jax.training.packed import packed_block_states
+from reanchor_jax.training.losses import slot_weights
+from reanchor_jax.training.packed import packed_block_states, packed_blocks
 from reanchor_jax.training.rollouts import Rollouts, cut_prompts, mixed_rollouts, roll_out
 from reanchor_jax.training.settings import read_recipe, recipe_names
 from reanchor_jax.training.shape import DrafterShape
@@ -253,6 +254,27 @@ def test_sequences_too_short_for_a_block_are_refused(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("as_optax_promotes")
+def test_the_loss_compares_with_the_target_at_its_temperature(tmp_path):
+    target = tiny_llama_config()
+    models = random_models(target, tiny_family_config("dspark", target), seed=6)
+    rollouts = Rollouts(tokens=np.asarray(sequences(models, 3)), starts=np.full(3, 2))
+    losses = {}
+    for temperature in (1.0, 0.25):
+        config = TrainConfig(family="dspark", num_steps=1, batch_size=2, num_anchors=4, target_temperature=temperature)
+        out = tmp_path / str(temperature)
+        train(models.drafter, models.target, rollouts, config=config, out=out, show_progress=False)
+        losses[temperature] = json.loads((out / "log.jsonl").read_text())["loss"]
+        batch = draw_batch(rollouts, config=config, block_size=models.drafter.config.block_size, step=0)
+        blocks = packed_blocks(models.drafter, models.target, jnp.asarray(batch.tokens), jnp.asarray(batch.anchors))
+        blocks = blocks._replace(target_logits=blocks.target_logits / temperature)
+        weights = slot_weights(blocks.is_inside, decay=config.decay)
+        expected = FAMILIES["dspark"].loss(models.drafter, models.target, blocks, weights, jnp.float32(0)).loss
+        assert losses[temperature] == pytest.approx(float(expected), rel=1e-5)
+    assert abs(losses[1.0] - losses[0.25]) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("as_optax_promotes")
 def test_a_run_that_learns_from_its_own_drafts_goes_on_from_its_checkpoint_as_if_it_had_not_stopped(tmp_path):
     models = tiny_models(5)
     rng = np.random.default_rng(0)
@@ -313,6 +335,7 @@ def test_a_recipe_of_the_package_makes_a_drafter_for_the_embedded_target(name):
     [
         ({"training": {"num_steps": "9"}}, "training.num_steps must be int; got '9'"),
         ({"training": {"learning_rate": [1]}}, r"training.learning_rate must be float; got \[1\]"),
+        ({"rollouts": {"is_chat": 1}}, "rollouts.is_chat must be bool; got 1"),
         ({"training": {"speed": 1}}, "training must be an object of family, num_steps"),
         ({"drafter": {"target_layer_ids": 3}}, "drafter.target_layer_ids must be .*; got 3"),
         ({"start": 4}, "start must be a pair's name or a path; got 4"),
@@ -335,6 +358,7 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
         ("decay", float("nan"), "decay must be 0 or more; got nan"),
         ("weight_decay", -0.1, "weight_decay must be 0 or more"),
         ("emphasis", 0.0, "emphasis must be more than 0"),
+        ("target_temperature", 0.0, "target_temperature must be more than 0"),
         ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, xpress, dblast, draft-opd; got 'eagle'"),
         ("optimizer", "sgd", "adamw or muon"),
         ("seed", -1, "seed must be 0 or more"),
@@ -394,6 +418,34 @@ def test_prompts_are_beginnings_of_long_enough_texts():
     assert all(prompt == list(range(len(prompt))) and 5 <= len(prompt) <= 9 for prompt in prompts)
     with pytest.raises(ValueError, match="no text has 50 tokens"):
         cut_prompts([[1] * 3], count=1, shortest=50, longest=60, seed=0)
+
+
+@pytest.mark.slow
+def test_messages_are_answered_whole_and_too_long_ones_are_left_out():
+    models = tiny_models(2, with_drafter=False)
+    texts = [[7] * 9, [8] * 11, [9] * 12]
+    given = {"length": 20, "longest_prompt": 11, "own_prefix_rate": 0.5, "sampled_rate": 0.0, "seed": 0, "show_progress": False}
+    rollouts = mixed_rollouts(models.target, texts, count=6, is_whole=True, **given)
+    begun = [row[:start].tolist() for row, start in zip(rollouts.tokens, rollouts.starts, strict=True)]
+    assert all(prompt in texts[:2] for prompt in begun)
+    assert len({*map(len, begun)}) == 2
+    with pytest.raises(ValueError, match="no text has 8 tokens"):
+        mixed_rollouts(models.target, texts, count=6, is_whole=True, **{**given, "longest_prompt": 8})
+
+
+def test_held_out_texts_are_decoded_from_their_beginnings_and_messages_whole():
+    lengths = (5, 32, 40, 64, 65)
+    texts = [list(range(length)) for length in lengths]
+    begun = recipe._evaluated(texts, recipe.RolloutConfig())
+    assert begun == [list(range(32))] * 4
+    assert recipe._evaluated(texts, recipe.RolloutConfig(is_chat=True)) == texts[:4]
+    tokens, sizes = recipe._padded(recipe._evaluated(texts, recipe.RolloutConfig(is_chat=True, longest_prompt=33)))
+    assert sizes.tolist() == [5, 32]
+    assert tokens.tolist() == [list(range(5)) + [0] * 27, list(range(32))]
+    with pytest.raises(ValueError, match="no held-out text has 32 tokens or more"):
+        recipe._evaluated(texts[:1], recipe.RolloutConfig())
+    with pytest.raises(ValueError, match="no held-out text has 9 tokens or fewer"):
+        recipe._evaluated(texts[1:], recipe.RolloutConfig(is_chat=True, longest_prompt=9))
 
 
 def test_an_empty_prompt_is_refused_by_its_index():

@@ -44,6 +44,8 @@ class RolloutConfig:
     num_sequences: sequences. sequence_length: tokens of each. longest_prompt: tokens of a text's beginning, at most.
     own_prefix_rate: fraction that begins with text of the target's own. sampled_rate: fraction sampled at temperature 1, the rest greedy.
     num_held_out: texts at the end of the file kept for evaluation.
+    is_chat: texts are wrapped as a user's messages by the tokenizer's chat template and answered; otherwise beginnings of them are
+        continued. Messages of more tokens than longest_prompt are left out, and no sequence begins with the target's own text.
     """
 
     num_sequences: int = 4096
@@ -52,6 +54,7 @@ class RolloutConfig:
     own_prefix_rate: float = 0.2
     sampled_rate: float = 0.15
     num_held_out: int = 20
+    is_chat: bool = False
 
     def __post_init__(self):
         for name in ("num_sequences", "num_held_out"):
@@ -99,7 +102,7 @@ def make_drafter(
     if mesh is not None:
         check_batch(mesh, config.batch_size)
         target = place_weights(target, mesh)
-    held_out = [encode(text) for text in texts[-rollout_config.num_held_out :]]
+    held_out = _evaluated([encode(text) for text in texts[-rollout_config.num_held_out :]], rollout_config)
     evaluate = tau_of(target, held_out)
     known = texts[: -rollout_config.num_held_out]
     sampling = {
@@ -120,7 +123,7 @@ def make_drafter(
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
     if rollouts is None:
         whole = [encode(text) for text in known]
-        parts = [encode(part) for text in known for part in later_parts(text)]
+        parts = [] if rollout_config.is_chat else [encode(part) for text in known for part in later_parts(text)]
         rollouts = mixed_rollouts(
             target,
             [*whole, *whole, *parts],  # a text's own beginning counts twice
@@ -130,6 +133,7 @@ def make_drafter(
             own_prefix_rate=rollout_config.own_prefix_rate,
             sampled_rate=rollout_config.sampled_rate,
             seed=config.seed,
+            is_whole=rollout_config.is_chat,
             show_progress=show_progress,
         )
         _save_rollouts(out / "rollouts.npz", rollouts, sampling, vocab_size=target.config.vocab_size)
@@ -142,13 +146,12 @@ def make_drafter(
 
 
 def _calibrated(
-    models: Models, drafter_config: dict[str, Any], texts: Sequence[Sequence[int]]
+    models: Models, drafter_config: dict[str, Any], prompts: Sequence[Sequence[int]]
 ) -> tuple[Drafter, dict[str, Any], dict[str, Any]]:
-    """The drafter and its config with confidences calibrated on held-out texts; and what that did."""
-    prompts = _beginnings(texts)
-    length = min(_EVALUATED_PROMPT + _EVALUATED_NEW, models.target.config.max_positions)
-    padded = np.pad(prompts, ((0, 0), (0, length - _EVALUATED_PROMPT)))
-    found = calibrate(models, padded, np.full(len(prompts), _EVALUATED_PROMPT, np.int32))
+    """The drafter and its config with confidences calibrated on what follows held-out prompts; and what that did."""
+    tokens, lengths = _padded(prompts)
+    room = min(_EVALUATED_NEW, models.target.config.max_positions - tokens.shape[1])
+    found = calibrate(models, np.pad(tokens, ((0, 0), (0, room))), lengths)
     own = {**drafter_config["dflash_config"], "confidence_temperatures": found.temperatures.tolist()}
     drafter_config = {**drafter_config, "dflash_config": own}
     assert models.drafter is not None
@@ -165,21 +168,18 @@ def later_parts(text: str) -> list[str]:
     return [part.strip() for part in parts if len(part) > _SHORTEST_PART]
 
 
-def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
-    """A function that measures a drafter's DFlash tau on beginnings of texts by greedy decoding.
-
-    Raises ValueError if no text is long enough.
-    """
-    prompts = _beginnings(texts)
-    num_new = min(_EVALUATED_NEW, target.config.max_positions - _EVALUATED_PROMPT)
+def tau_of(target: Target, prompts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
+    """A function that measures a drafter's DFlash tau behind prompts by greedy decoding."""
+    tokens, lengths = _padded(prompts)
+    num_new = min(_EVALUATED_NEW, target.config.max_positions - tokens.shape[1])
 
     def evaluate(drafter: Drafter) -> dict[str, float]:
         result = generate(
             Models(target=target, drafter=drafter),
-            prompts,
-            np.full((len(prompts),), _EVALUATED_PROMPT, np.int32),
+            tokens,
+            lengths,
             jax.random.key(0),
-            config=DecodeConfig.dflash(cache_length=_EVALUATED_PROMPT + num_new),
+            config=DecodeConfig.dflash(cache_length=tokens.shape[1] + num_new),
             max_new_tokens=num_new,
         )
         summary = summarize([result.info], block_size=drafter.config.block_size)
@@ -188,12 +188,25 @@ def tau_of(target: Target, texts: Sequence[Sequence[int]]) -> Callable[[Drafter]
     return evaluate
 
 
-def _beginnings(texts: Sequence[Sequence[int]]) -> np.ndarray:
-    """The first tokens [N 32] of every text that is long enough to be decoded from them. Raises ValueError if none is."""
-    prompts = [text[:_EVALUATED_PROMPT] for text in texts if len(text) >= _EVALUATED_PROMPT]
+def _evaluated(texts: Sequence[Sequence[int]], config: RolloutConfig) -> list[list[int]]:
+    """What is decoded from held-out texts: beginnings of 32 tokens, or whole messages. Raises ValueError if no text is fit for it."""
+    if config.is_chat:
+        prompts, rule = [list(text) for text in texts if len(text) <= config.longest_prompt], f"{config.longest_prompt} tokens or fewer"
+    else:
+        prompts = [list(text[:_EVALUATED_PROMPT]) for text in texts if len(text) >= _EVALUATED_PROMPT]
+        rule = f"{_EVALUATED_PROMPT} tokens or more"
     if not prompts:
-        raise ValueError(f"no held-out text has {_EVALUATED_PROMPT} tokens; let the prompts file end with longer texts.")
-    return np.asarray(prompts, np.int32)
+        raise ValueError(f"no held-out text has {rule}; let the prompts file end with such texts.")
+    return prompts
+
+
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """Prompts [N P], filled up with 0, and their lengths [N]."""
+    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), lengths.max()), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    return tokens, lengths
 
 
 def _fingerprint(module: Target | Drafter) -> str:

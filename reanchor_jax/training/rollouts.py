@@ -116,8 +116,10 @@ def roll_out(
     return Rollouts(tokens=tokens, starts=starts)
 
 
-def cut_prompts(texts: Sequence[Sequence[int]], *, count: int, shortest: int, longest: int, seed: int) -> list[list[int]]:
-    """Draw `count` beginnings of random texts, each shortest..longest tokens long.
+def cut_prompts(
+    texts: Sequence[Sequence[int]], *, count: int, shortest: int, longest: int, seed: int, is_whole: bool = False
+) -> list[list[int]]:
+    """Draw `count` beginnings of random texts, each shortest..longest tokens long; is_whole draws whole texts of at least shortest.
 
     Raises ValueError if no text has the shortest length.
     """
@@ -128,7 +130,7 @@ def cut_prompts(texts: Sequence[Sequence[int]], *, count: int, shortest: int, lo
     prompts = []
     for _ in range(count):
         text = usable[int(rng.integers(len(usable)))]
-        prompts.append(text[: int(rng.integers(shortest, min(longest, len(text)) + 1))])
+        prompts.append(text if is_whole else text[: int(rng.integers(shortest, min(longest, len(text)) + 1))])
     return prompts
 
 
@@ -142,16 +144,20 @@ def mixed_rollouts(
     own_prefix_rate: float,
     sampled_rate: float,
     seed: int,
+    is_whole: bool = False,
     show_progress: bool = True,
 ) -> Rollouts:
     """Roll out `count` sequences from beginnings of texts.
 
     own_prefix_rate: fraction whose prompt is not a text's beginning but one the target sampled itself at temperature 1.
     sampled_rate: fraction continued at temperature 1; the others are greedy.
+    is_whole: take whole texts of at most longest_prompt tokens in place of beginnings, and no prompts of the target's own.
     """
     rng = np.random.default_rng(seed)
-    num_own = round(count * own_prefix_rate)
-    prompts = cut_prompts(texts, count=count - num_own, shortest=8, longest=longest_prompt, seed=seed)
+    num_own = 0 if is_whole else round(count * own_prefix_rate)
+    if is_whole:
+        texts = [text for text in texts if len(text) <= longest_prompt]
+    prompts = cut_prompts(texts, count=count - num_own, shortest=8, longest=longest_prompt, seed=seed, is_whole=is_whole)
     if num_own:
         first_tokens = [[text[0]] for text in texts]
         begun = roll_out(

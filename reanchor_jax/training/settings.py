@@ -68,6 +68,7 @@ def _values(path: Path, section: str, given: Any) -> dict[str, Any]:
             int: is_integer(value),
             float: is_number(value),
             str: isinstance(value, str),
+            bool: isinstance(value, bool),
             int | None: value is None or is_integer(value),
         }
         if not fits.get(kind, value is None or is_ids):
