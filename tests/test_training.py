@@ -346,7 +346,7 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
     (tmp_path / "mine.json").write_text(json.dumps(content))
     with pytest.raises(ValueError, match=message):
         read_recipe(tmp_path / "mine.json")
-    with pytest.raises(FileNotFoundError, match="neither a file nor a recipe; recipes are: dbloom, dflare"):
+    with pytest.raises(FileNotFoundError, match="neither a file nor a recipe; recipes are: dblast, dbloom, dflare"):
         read_recipe(tmp_path / "other")
 
 
