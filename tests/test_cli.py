@@ -147,6 +147,7 @@ def test_bench_writes_figures_and_resumes_without_running_anything_again(capsys,
     assert "other settings (temperature)" in err
 
 
+@pytest.mark.slow
 def test_a_profile_is_written_and_used(capsys, pair, tmp_path, monkeypatch):
     def measured(models, prompts, *, config, show_progress):
         """What is measured is another test's matter; costs by hand."""

@@ -165,7 +165,7 @@ def chosen(logits, row, block, site, draft_choice):
         pytest.param("dspark_dflare", "coupled", marks=pytest.mark.slow),
         pytest.param("gemma4_dspark", "argmax", marks=pytest.mark.slow),
         ("xpress", "coupled"),
-        ("dblast", "independent"),
+        pytest.param("dblast", "independent", marks=pytest.mark.slow),
         pytest.param("xpress_dblast", "independent", marks=pytest.mark.slow),
         pytest.param("xpress_dblast", "coupled", marks=pytest.mark.slow),
     ],
@@ -191,6 +191,7 @@ def test_every_block_equals_a_pass_of_its_own_and_its_tokens_the_definition_of_t
     assert sites > {-1, 0}
 
 
+@pytest.mark.slow
 def test_a_smaller_bucket_drafts_the_same_blocks():
     models, committed, retained, anchors = drawn("llama")
     kept = retained._replace(counts=np.minimum(COUNTS, 2))

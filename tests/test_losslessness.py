@@ -127,7 +127,8 @@ def test_a_shifted_block_extends_the_accepted_path_beyond_a_block():
 TREE = dataclasses.replace(BEST, expand="merge", num_nodes=20)
 
 
-@pytest.mark.parametrize("config", [BEST, pytest.param(TREE, marks=pytest.mark.slow)], ids=["paths", "tree"])
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [BEST, TREE], ids=["paths", "tree"])
 def test_rows_of_a_batch_equal_each_row_alone(config):
     """Eight rows of unequal prompts, temperatures and budgets; one ends at its prefill token by a stop, one by its budget."""
     models, num_rows = situation("flat"), 8

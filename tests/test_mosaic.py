@@ -138,8 +138,9 @@ def test_the_kernel_equals_a_dense_softmax_in_random_shapes(seed):
     check(seed, **shape, **options)
 
 
+@pytest.mark.slow
 @interpreted
-@pytest.mark.parametrize("is_shared", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["one cache", "a cache each"])
+@pytest.mark.parametrize("is_shared", [True, False], ids=["one cache", "a cache each"])
 def test_the_kernel_mapped_over_blocks_equals_the_twin_mapped_over_them(is_shared):
     """Blocks over one cache become query rows of one call; a cache each, rows of the batch."""
     num_blocks = 3
@@ -209,6 +210,7 @@ def test_what_cannot_run_is_refused():
         attend(queries[..., :32], positions, parts, cache=cache, implementation="pallas")
 
 
+@pytest.mark.slow
 def test_a_round_in_bfloat16_takes_the_kernel_on_a_gpu_and_the_twin_here():
     target = tiny_llama_config(num_hidden_layers=1, head_dim=64)
     drafter = tiny_drafter_config(

@@ -186,7 +186,9 @@ def slow_dblast(models, blocks):
 SLOW = {"xpress": slow_xpress, "dblast": slow_dblast}
 
 
-@pytest.mark.parametrize("family", CONFIGS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=pytest.mark.slow) if name.endswith(", published") else name for name in CONFIGS]
+)
 def test_a_loss_equals_a_loop_over_anchors_and_slots(family):
     models = pair(family)
     blocks, found = scored(models.drafter, models.target, jnp.float32(0.3), family=family)
@@ -331,19 +333,23 @@ def test_draft_opd_divides_its_loss_between_accepted_and_discarded_drafts():
     blocks = blocks._replace(proposed=Proposed(proposals, jnp.asarray(accepted, jnp.int32), logits))
     weights = slot_weights(blocks.is_inside, decay=DECAY)
     loss = FAMILIES["draft-opd"].loss(models.drafter, models.target, blocks, weights, jnp.float32(0.3)).loss
-    sums = np.zeros((2, 2))
+    prefixes = FAMILIES["draft-opd-prefixes"].loss(models.drafter, models.target, blocks, weights, jnp.float32(0.3)).loss
+    sums, reached = np.zeros((2, 2)), np.zeros(2)
     for row in range(3):
         for column in range(3):
             for index in range(6):
                 if found.anchors[row, column] + 1 + index >= 40:
                     continue
                 p, q = (softmax(np.asarray(x[row, column, index], np.float64)) for x in (logits, blocks.logits))
+                if index <= accepted[row, column]:
+                    reached += (p * np.log(p / q)).sum(), 1
                 if index < accepted[row, column]:
                     sums[0] += (p * np.log(p / q)).sum(), 1
                 else:
                     weight = np.exp(-index / DECAY)
                     sums[1] += weight * (q * np.log(q / p)).sum(), weight
     assert float(loss) == pytest.approx((sums[0, 0] / sums[0, 1] + sums[1, 0] / sums[1, 1]) / 2, rel=2e-5)
+    assert float(prefixes) == pytest.approx(reached[0] / reached[1], rel=2e-5)
     check_grads(
         lambda logits: (
             FAMILIES["draft-opd"].loss(models.drafter, models.target, blocks._replace(logits=logits), weights, jnp.float32(0)).loss

@@ -122,6 +122,7 @@ def keys_values_of_text(models, tokens):
     return output.keys_values, models.drafter.context_keys_values(models.drafter.features(output.taps), positions)
 
 
+@pytest.mark.slow
 def test_a_fixed_number_of_rounds_under_scan_in_buckets_emits_the_same_in_the_same_rounds(stepped):
     """Neither tokens nor rounds depend on the sizes at which a round was compiled, nor on rounds after the end."""
 

@@ -47,6 +47,7 @@ def test_grown_trees_leave_the_output_equal(tree):
         assert np.asarray(info.num_attached).any() == (config.retain != "none")
 
 
+@pytest.mark.slow
 def test_a_small_tree_too_keeps_the_states_of_the_baseline_it_holds():
     """Below two blocks the chain of likeliest tokens is not forced in; what is in of it is retained all the same."""
     config = dataclasses.replace(small_config("suffix", "argmax"), expand="merge", num_nodes=BLOCK + 2)

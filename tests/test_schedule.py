@@ -231,6 +231,7 @@ def test_scheduled_generations_of_other_families_equal_plain_ones(family):
     expect_equal(situation("random", family), DecodeConfig.scheduled(IN_TURN, cache_length=CACHE_LENGTH))
 
 
+@pytest.mark.slow
 def test_drafts_after_plain_tokens_are_those_of_a_drafter_that_read_them():
     """Reading the backlog brings the drafter's context to what it is where every token was drafted."""
     models, places = situation("random"), 2 * BLOCK - 1

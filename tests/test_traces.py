@@ -49,6 +49,7 @@ def test_a_trace_holds_what_the_round_did(models):
     assert not trace.block_tokens[~is_round].any()
 
 
+@pytest.mark.slow
 def test_counts_of_all_prompts_add_up_and_are_told(models):
     request = Request(max_new_tokens=20, temperature=1.0, batch_size=2, cache_length=64)
     found = trace_statistics(models, PROMPTS, small_config("both", "coupled"), request=request, show_progress=False)

@@ -131,7 +131,8 @@ def as_optax_promotes():
 
 
 @pytest.mark.usefixtures("as_optax_promotes")
-@pytest.mark.parametrize("optimizer", ["adamw", pytest.param("muon", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_a_run_resumed_from_its_checkpoint_ends_with_the_same_weights_and_learns(tmp_path, optimizer):
     models = tiny_models(5)
     rollouts = Rollouts(tokens=np.tile(np.arange(LENGTH, dtype=np.int32) % 5, (4, 1)), starts=np.full((4,), 2))
@@ -359,7 +360,11 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
         ("weight_decay", -0.1, "weight_decay must be 0 or more"),
         ("emphasis", 0.0, "emphasis must be more than 0"),
         ("target_temperature", 0.0, "target_temperature must be more than 0"),
-        ("family", "eagle", "family must be one of dflash, dflare, domino, dspark, xpress, dblast, draft-opd; got 'eagle'"),
+        (
+            "family",
+            "eagle",
+            "family must be one of dflash, dflare, domino, dspark, xpress, dblast, draft-opd, draft-opd-prefixes; got 'eagle'",
+        ),
         ("optimizer", "sgd", "adamw or muon"),
         ("seed", -1, "seed must be 0 or more"),
         ("num_warmup", -2, "num_warmup must be 0 or more"),
@@ -387,6 +392,7 @@ def test_a_sequence_length_that_fits_no_block_or_not_the_target_is_refused_befor
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_rollouts_continue_each_prompt_as_the_target_does():
     models = tiny_models(2, with_drafter=False)
     prompts = [[3, 1, 4], [1], [5, 9, 2, 6, 5]]

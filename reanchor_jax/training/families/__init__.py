@@ -16,4 +16,5 @@ FAMILIES: dict[str, Family] = {
     "xpress": xpress.FAMILY,
     "dblast": dblast.FAMILY,
     "draft-opd": draft_opd.FAMILY,
+    "draft-opd-prefixes": draft_opd.PREFIXES,
 }
