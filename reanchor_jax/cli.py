@@ -184,6 +184,8 @@ def _bench(args: argparse.Namespace) -> None:
     prompts = _read_prompts(args, loaded, limit=args.num_examples)
     request = _request(args, loaded.models)
     source = Path(args.prompts).name
+    for name in names:  # before a peer is imported
+        methods.method_config(name, loaded.models, [prompt.ids for prompt in prompts], request=request)
     found = measure.measure(
         loaded.models,
         prompts,

@@ -152,6 +152,8 @@ class HeadConfig:
     def __post_init__(self):
         if self.kind == "refiner" and (self.num_passes < 1 or self.inner_size < 1):
             raise ValueError(f"a refiner needs a pass and a width of at least 1; got {self.num_passes} passes, width {self.inner_size}.")
+        if self.kind == "refiner" and self.num_plain:
+            raise ValueError(f"a refiner corrects every drafted token; num_plain must be 0, got {self.num_plain}.")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,7 +59,7 @@ def test_the_table_has_a_row_a_drafter_and_method_and_three_cells_a_temperature(
         folder = tmp_path / name / f"T{temperature:g}"
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps(run(name, temperature, taus)))
-    summary = drafters.write_summary(tmp_path, ["even", "odd"], ["T0", "T1"])
+    summary = drafters.write_summary(tmp_path)
     assert json.loads((tmp_path / "results.json").read_text()) == summary
     lines = tables.drafter_table(summary, title="Some").splitlines()
     assert lines[4:8] == [

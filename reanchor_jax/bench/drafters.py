@@ -6,21 +6,25 @@ Source: ReAnchor, Table 2: every kind of drafter, alone and with it. Interrupted
 """
 
 import argparse
+import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
 
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.bench import charts, compare, tables
 from reanchor_jax.bench.measure import measure, to_json
-from reanchor_jax.bench.methods import Request
+from reanchor_jax.bench.methods import Request, method_config, split_names
 from reanchor_jax.config import check_pair
 from reanchor_jax.files import check_writable, read_json, settle
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.text import load_tokenizer, read_prompts, write_text
+from reanchor_jax.text import load_tokenizer, pin_settings, read_prompts, write_text
 
 _METHODS = (compare.BASELINE, compare.CHAIN, "reanchor")
+_TITLE = "Drafters, alone and with ReAnchor"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -38,29 +42,42 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", metavar="DIR", required=True, type=Path)
     args = parser.parse_args(arguments)
     try:
-        where = pairs.find(args.pair)
-        folders = find_drafters(args.pair, None if args.drafters is None else args.drafters.split(","))
-        temperatures = [float(value) for value in args.temperatures.split(",")]
-        target, tokenizer = checkpoint.load_target(where.target), load_tokenizer(where.target)
-        prompts = read_prompts(args.prompts, tokenizer, vocab_size=target.config.vocab_size, limit=args.num_examples)
-        for folder in folders.values():
-            check_pair(target.config, checkpoint.read_drafter_config(checkpoint.read_contents(folder), folder))
-        requests = {
-            f"T{value:g}": Request(
-                max_new_tokens=args.max_new_tokens,
-                temperature=value,
-                draft_choice=args.draft_choice,
-                stop_token_ids=target.config.eos_token_ids,
-            )
-            for value in temperatures
-        }
-        out = settle(args.out)
-        out.mkdir(parents=True, exist_ok=True)
-        check_writable(out / "results.json")
+        if args.num_examples is not None and args.num_examples < 1:
+            raise ValueError(f"--num-examples must be at least 1; got {args.num_examples}.")
+        folders = find_drafters(args.pair, None if args.drafters is None else split_names(args.drafters))
+        # "same output" is a promise about full products
+        with jax.default_matmul_precision("highest"):
+            summary = _run(args, folders)
     except (OSError, ValueError) as error:
         parser.error(str(error))
-    for name, folder in folders.items():
-        models = Models(target=target, drafter=checkpoint.load_drafter(folder))
+    print(tables.drafter_table(summary, title=_TITLE))
+    return 0
+
+
+def _run(args: argparse.Namespace, folders: Mapping[str, Path]) -> dict[str, Any]:
+    where = pairs.find(args.pair)
+    target, tokenizer = checkpoint.load_target(where.target), load_tokenizer(where.target)
+    prompts = read_prompts(args.prompts, tokenizer, vocab_size=target.config.vocab_size, limit=args.num_examples)
+    requests = {}
+    for value in map(float, split_names(args.temperatures)):
+        given = {"temperature": value, "draft_choice": args.draft_choice, "stop_token_ids": target.config.eos_token_ids}
+        requests[f"T{value:g}"] = Request(max_new_tokens=args.max_new_tokens, **given)
+    out = settle(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    check_writable(out / "results.json")
+    every = {name: Models(target=target, drafter=checkpoint.load_drafter(folder)) for name, folder in folders.items()}
+    for name, models in every.items():  # everything that can be refused is, before anything is run
+        assert models.drafter is not None
+        check_pair(target.config, models.drafter.config)
+        for request in requests.values():
+            for method in _METHODS:
+                method_config(method, models, [prompt.ids for prompt in prompts], request=request)
+        provenance = folders[name] / "provenance.json"
+        (out / name).mkdir(exist_ok=True)
+        digest = hashlib.sha256(provenance.read_bytes()).hexdigest() if provenance.is_file() else None
+        pin_settings(out / name / "drafter.json", {"provenance_sha256": digest})  # which tells its weights
+    summary = {}
+    for name, models in every.items():
         for subfolder, request in requests.items():
             print(f"{name}, temperature {request.temperature:g}", file=sys.stderr)
             measure(
@@ -73,9 +90,8 @@ def main(arguments: list[str] | None = None) -> int:
                 source=Path(args.prompts).name,
                 facts={"drafter": name, "temperature": request.temperature},
             )
-        write_summary(out, list(folders), list(requests))
-    print(tables.drafter_table(write_summary(out, list(folders), list(requests)), title=args.pair))
-    return 0
+        summary = write_summary(out)
+    return summary
 
 
 def find_drafters(pair: str, given: Sequence[str] | None) -> dict[str, Path]:
@@ -96,17 +112,16 @@ def find_drafters(pair: str, given: Sequence[str] | None) -> dict[str, Path]:
     return found
 
 
-def write_summary(out: Path, names: Sequence[str], subfolders: Sequence[str]) -> dict[str, Any]:
+def write_summary(out: Path) -> dict[str, Any]:
     """Sum up what the folders of drafters hold, and return it: results.json, tables.md and, with matplotlib, drafters.png."""
     runs = []
-    for subfolder in subfolders:
-        for name in names:
-            figures = read_json(out / name / subfolder / "results.json")
-            if figures is not None:
-                runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
+    for path in sorted(out.glob("*/T*/results.json")):
+        figures = read_json(path) or {}
+        runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
+    runs.sort(key=lambda run: run["temperature"])
     summary = {"runs": runs}
     write_text(out / "results.json", to_json(summary))
-    write_text(out / "tables.md", tables.drafter_table(summary, title="Drafters, alone and with ReAnchor"))
+    write_text(out / "tables.md", tables.drafter_table(summary, title=_TITLE))
     charts.write_tau_chart(summary, out / "drafters.png")
     return summary
 

@@ -54,7 +54,8 @@ def run_suite(
     tasks: of each benchmark, by its name. names: autoregressive among them, and dflash with has_preflight, which also tells whether a
     longer block is worth training. requests: by the folder inside a benchmark's, "" for the benchmark's own; they differ in temperature.
     Prompts that the target cannot hold together with the new tokens are left out and counted. Raises ValueError, before anything is run,
-    for methods and texts that cannot be and for other settings than the folder's.
+    for methods and texts that cannot be and for other settings than the folder's; before a benchmark is run, for other prompts than its own
+    folder's.
     """
     for request in requests.values():
         for name in names:

@@ -45,7 +45,8 @@ class RolloutConfig:
     own_prefix_rate: fraction that begins with text of the target's own. sampled_rate: fraction sampled at temperature 1, the rest greedy.
     num_held_out: texts at the end of the file kept for evaluation.
     is_chat: texts are wrapped as a user's messages by the tokenizer's chat template and answered; otherwise beginnings of them are
-        continued. Messages of more tokens than longest_prompt are left out, and no sequence begins with the target's own text.
+        continued. Messages of more tokens than longest_prompt are left out, and no sequence begins with the target's own text. Answers are
+        not stopped at end tokens: the target writes on to the sequence's end.
     """
 
     num_sequences: int = 4096
@@ -104,6 +105,11 @@ def make_drafter(
         target = place_weights(target, mesh)
     held_out = _evaluated([encode(text) for text in texts[-rollout_config.num_held_out :]], rollout_config)
     evaluate = tau_of(target, held_out)
+    if parsed.confidence is not None and max(map(len, held_out)) + 3 * parsed.block_size > limit:
+        raise ValueError(
+            f"held-out texts of {max(map(len, held_out))} tokens leave too little of {limit} positions to calibrate on; "
+            "lower longest_prompt."
+        )
     known = texts[: -rollout_config.num_held_out]
     sampling = {
         **dataclasses.asdict(rollout_config),
