@@ -68,7 +68,9 @@ def make_parser(
     source.add_argument("--benchmarks", metavar="A,B,C", help=f"of {', '.join(BENCHMARKS)}; the target's chat template wraps them")
     bench.add_argument("--benchmark-dir", metavar="DIR", help="folder with NAME.jsonl of each benchmark (default: they come from the hub)")
     bench.add_argument("--num-examples", metavar="N", type=_positive, help="take the first N prompts, of each benchmark N drawn by --seed")
-    bench.add_argument("--temperatures", metavar="X,Y", type=_temperatures, help="measure benchmarks at each, in folders T0, T1, ...")
+    bench.add_argument(
+        "--temperatures", metavar="X,Y", type=_several(float, "numbers"), help="measure benchmarks at each, in folders T0, T1, ..."
+    )
     bench.add_argument("--thinking", choices=("on", "off"), help="enable_thinking of the chat template (default: as the template has it)")
     bench.add_argument("--preflight", action="store_true", help="tell by the rounds of dflash whether a longer block is worth training")
     bench.add_argument(
@@ -192,13 +194,6 @@ def _positive(text: str) -> int:
     return value
 
 
-def _temperatures(text: str) -> tuple[float, ...]:
-    try:
-        return tuple(dict.fromkeys(float(part) for part in text.split(",")))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be numbers with commas between; got {text!r}") from error
-
-
 def _reader(kind: Any) -> Callable[[str], Any]:
     """How a flag's text becomes a value of the field's type."""
     if kind in (float, str):
@@ -206,11 +201,19 @@ def _reader(kind: Any) -> Callable[[str], Any]:
     return int if kind in (int, int | None) else _ids
 
 
-def _ids(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"must be whole numbers with commas between; got {text!r}") from error
+def _several(kind: Callable[[str], Any], what: str) -> Callable[[str], tuple[Any, ...]]:
+    """How a flag's text becomes several values with commas between; what: the values in words."""
+
+    def read(text: str) -> tuple[Any, ...]:
+        try:
+            return tuple(kind(part) for part in text.split(","))
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"must be {what} with commas between; got {text!r}") from error
+
+    return read
+
+
+_ids = _several(int, "whole numbers")
 
 
 def _sentence(record: type, name: str) -> str:

@@ -24,7 +24,7 @@ def describe(path: Path | str, *, drafter: Path | str | None = None) -> str:
     Reads no weights. Raises FileNotFoundError and ValueError as `checkpoint.load`, where that can be known without them.
     """
     path, drafter_path = Path(path), Path(path if drafter is None else drafter)
-    found, drafter_found = checkpoint.read_contents(path), checkpoint.read_contents(drafter_path)
+    found, drafter_found = _contents(path, drafter_path)
     columns: dict[str, dict[str, str]] = {}
     target = None
     if found.target_config is not None:
@@ -67,7 +67,7 @@ def describe_memory(path: Path | str, *, batch: int, context: int, drafter: Path
 def memory_bytes(path: Path | str, *, batch: int, context: int, drafter: Path | str | None = None) -> dict[str, int]:
     """The bytes that `describe_memory` tells: of the weights, and of the caches of target and drafter."""
     path, drafter_path = Path(path), Path(path if drafter is None else drafter)
-    found, drafter_found = checkpoint.read_contents(path), checkpoint.read_contents(drafter_path)
+    found, drafter_found = _contents(path, drafter_path)
     weights, caches = 0, {}
     if found.target_config is not None:
         target = checkpoint.read_target_config(found, path)
@@ -79,6 +79,11 @@ def memory_bytes(path: Path | str, *, batch: int, context: int, drafter: Path | 
         weights += sum(map(num_bytes, stored_leaves(drafter_path / "drafter").values()))
         caches["drafter cache"] = batch * context * _cache_bytes(path, checkpoint.read_drafter_config(drafter_found, drafter_path))
     return {"weights": weights, **caches}
+
+
+def _contents(path: Path, drafter_path: Path) -> tuple[checkpoint.Contents, checkpoint.Contents]:
+    found = checkpoint.read_contents(path)
+    return found, found if drafter_path == path else checkpoint.read_contents(drafter_path)
 
 
 def _family(drafter: DrafterConfig) -> str:

@@ -13,6 +13,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from reanchor_jax.files import read_json
 
 _UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
@@ -24,6 +26,15 @@ class Prompt(NamedTuple):
     id: str
     text: str | None
     ids: list[int]
+
+
+def pad_prompts(prompts: Sequence[Sequence[int]], *, length: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Token ids [N P] of prompts, filled up with 0 to the longest or to `length`, and their lengths [N]; both int32."""
+    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
+    tokens = np.zeros((len(prompts), length or int(lengths.max())), np.int32)
+    for row, prompt in enumerate(prompts):
+        tokens[row, : len(prompt)] = prompt
+    return tokens, lengths
 
 
 def load_tokenizer(directory: Path | str) -> Any:

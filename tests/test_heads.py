@@ -9,7 +9,7 @@ import numpy as np
 from situations import small_models
 
 from reanchor_jax import checkpoint
-from reanchor_jax.decoding.draft import _choose_in_passes, _with_component
+from reanchor_jax.decoding.draft import _Blocks, _choose_in_passes, _with_component
 from reanchor_jax.decoding.sampling import argmax, component_noise, draft_noise, make_sampling, position_noise, row_keys
 
 ROWS, BLOCKS, DRAFTS, WIDTH, VOCABULARY = 2, 3, 4, 24, 61
@@ -53,8 +53,10 @@ def test_a_pass_settles_a_token_and_as_many_as_there_are_drafts_equal_drafting_i
     for num_passes in (1, 2, DRAFTS, DRAFTS + 3):
         config = dataclasses.replace(own.config, head=dataclasses.replace(own.config.head, num_passes=num_passes))
         other = checkpoint.with_leaves(checkpoint.build_drafter(config, jnp.float32), checkpoint.leaves(own))
+        none = jnp.zeros_like(anchors)
+        blocks = _Blocks(anchors=anchors, offsets=none, is_block=none == 0, states=states, logits=logits)
         tokens, corrected = jax.jit(lambda *given: _choose_in_passes(given[0], given[0].causal_head, *given[1:], lambda x, _: argmax(x)))(
-            other, anchors, states, logits, jnp.zeros_like(anchors)
+            other, blocks, none
         )
         np.testing.assert_array_equal(tokens[:, :, :num_passes], in_turn[:, :, :num_passes])
         np.testing.assert_array_equal(tokens, np.argmax(corrected, axis=-1))

@@ -15,7 +15,7 @@ from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import check_pair
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.text import pin_settings
+from reanchor_jax.text import pad_prompts, pin_settings
 from reanchor_jax.training import recipe, trainer
 from reanchor_jax.training.families import FAMILIES
 from reanchor_jax.training.losses import slot_weights
@@ -445,7 +445,7 @@ def test_held_out_texts_are_decoded_from_their_beginnings_and_messages_whole():
     begun = recipe._evaluated(texts, recipe.RolloutConfig())
     assert begun == [list(range(32))] * 4
     assert recipe._evaluated(texts, recipe.RolloutConfig(is_chat=True)) == texts[:4]
-    tokens, sizes = recipe._padded(recipe._evaluated(texts, recipe.RolloutConfig(is_chat=True, longest_prompt=33)))
+    tokens, sizes = pad_prompts(recipe._evaluated(texts, recipe.RolloutConfig(is_chat=True, longest_prompt=33)))
     assert sizes.tolist() == [5, 32]
     assert tokens.tolist() == [list(range(5)) + [0] * 27, list(range(32))]
     with pytest.raises(ValueError, match="no held-out text has 32 tokens or more"):

@@ -6,6 +6,7 @@ Source: ReAnchor, Experiments; formats of dflash 0.1.0 and DeepSpec's eval_datas
     rows are shuffled as dflash does (`random.Random(seed).shuffle` of their indices, its seed is 42) and the first n are taken.
 """
 
+import functools
 import json
 import random
 import re
@@ -58,8 +59,6 @@ BENCHMARKS = {
     "alpaca": Benchmark("Alpaca", "tatsu-lab/alpaca", None, "train", "instruction", None),
 }
 
-_TEMPLATES = json.loads((Path(__file__).parent / "templates.json").read_text(encoding="utf-8"))
-
 
 def check_names(names: Sequence[str]) -> None:
     """Raise ValueError unless there are names and all are of BENCHMARKS."""
@@ -90,14 +89,20 @@ def draw(tasks: Sequence[Task], count: int | None, *, seed: int) -> list[Task]:
 
 def format_prompt(name: str, prompt: str, *, starter_code: str = "") -> str:
     """The text that a model is asked. starter_code: of livecodebench, where the problem gives some."""
-    code = _TEMPLATES["code"]
+    templates = _templates()
+    code = templates["code"]
     fields = {
         "prompt": prompt,
         "form": code["given" if starter_code else "free"],
         "code": starter_code or code["placeholder"],
     }
     # in one pass: a problem's own braces are no fields
-    return re.sub(r"\{(prompt|form|code)\}", lambda match: fields[match[1]], _TEMPLATES["prompts"][name])
+    return re.sub(r"\{(prompt|form|code)\}", lambda match: fields[match[1]], templates["prompts"][name])
+
+
+@functools.cache
+def _templates() -> dict[str, Any]:
+    return json.loads((Path(__file__).parent / "templates.json").read_text(encoding="utf-8"))
 
 
 def _task(name: str, row: Mapping[str, Any], place: str) -> Task:

@@ -24,6 +24,7 @@ from reanchor_jax.decoding.state import FINISH_REASONS, DecodeState, round_up
 from reanchor_jax.decoding.walk import RUNNING
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import ROUND_FIELDS, Emitted, StepInfo, per_pass
+from reanchor_jax.text import pad_prompts
 
 # the paper's ReAnchor retains baseline states; the other policies are methods of their own
 _RETAINING = tuple(f"reanchor-{name}" for name in RETAIN_POLICIES if name not in ("none", "baseline"))
@@ -150,10 +151,7 @@ def begin(
     """Prefill the prompts at the given indices, padded to the longest of all; a batch that is not full gets rows that end at once."""
     num_real = len(indices)
     rows = [*indices, *[indices[0]] * (request.batch_size - num_real)]
-    lengths = np.asarray([len(prompts[row]) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), max(map(len, prompts))), np.int32)
-    for row, index in enumerate(rows):
-        tokens[row, : lengths[row]] = prompts[index]
+    tokens, lengths = pad_prompts([prompts[row] for row in rows], length=max(map(len, prompts)))
     budgets = np.full((len(rows),), request.max_new_tokens, np.int32)
     budgets[num_real:] = 1
     return _prefill(

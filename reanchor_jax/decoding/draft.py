@@ -59,14 +59,13 @@ def draft_blocks(
     """
     num_shifted = num_blocks - 1
     given = (target, drafter, anchors, committed, retained, keys, sampling)
-    block_anchors, offsets, is_block, states, logits = _run(*given, num_blocks=num_blocks, config=config)
+    drafted = _run(*given, num_blocks=num_blocks, config=config)
+    block_anchors, offsets, is_block, states, logits = drafted
     pick = partial(_pick, lengths=committed.lengths, keys=keys, sampling=sampling, noise=noise, draft_choice=config.draft_choice)
 
     def choose(blocks, first_positions, first_block):
-        if drafter.causal_head is None:
-            return pick(drafter.spread(logits[:, blocks]), first_positions, first_block=first_block)
-        given = (block_anchors[:, blocks], states[:, blocks], logits[:, blocks], first_positions)
-        return _choose(target, drafter, *given, partial(pick, first_block=first_block))[0]
+        chosen = _Blocks(*(part[:, blocks] for part in drafted))
+        return _choose(target, drafter, chosen, first_positions, partial(pick, first_block=first_block))[0]
 
     baseline = choose(slice(0, 1), jnp.zeros_like(offsets[:, :1]), first_block=0)[:, 0]
     baseline = jnp.concatenate([anchors[:, None], baseline], axis=1)
@@ -115,7 +114,7 @@ def draft_candidates(
             return tokens
 
         first_positions = jnp.zeros_like(blocks.offsets) if is_coupled else blocks.offsets
-        logits = _choose(target, drafter, blocks.anchors, blocks.states, logits, first_positions, pick)[1]
+        logits = _choose(target, drafter, blocks, first_positions, pick)[1]
     logits = drafter.spread(logits).astype(jnp.float32)
     num_ranks = min(config.num_ranks or 16, logits.shape[-1])
 
@@ -158,6 +157,10 @@ class _Blocks(NamedTuple):
     is_block: Bool[Array, "B M"]
     states: Float[Array, "B M K1 D"]
     logits: Float[Array, "B M K1 V1"]
+
+
+# tokens of one slot or of all, from their logits and the distance of the token before the first of them from the round's anchor
+_Picker = Callable[[Float[Array, "B M k V"], Int[Array, "B M"]], Int[Array, "B M k"]]
 
 
 def _run(
@@ -279,31 +282,19 @@ def _block_states(
 
 
 def _choose(
-    target: Target,
-    drafter: Drafter,
-    anchors: Int[Array, "B M"],
-    states: Float[Array, "B M K1 D"],
-    logits: Float[Array, "B M K1 V1"],
-    first_positions: Int[Array, "B M"],
-    pick: Callable[[Float[Array, "B M k V"], Int[Array, "B M"]], Int[Array, "B M k"]],
+    target: Target, drafter: Drafter, blocks: _Blocks, first_positions: Int[Array, "B M"], pick: _Picker
 ) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
-    """Tokens of blocks whose logits a head corrects by what was drafted before, and those logits."""
+    """Tokens of blocks, and the logits they are taken from: corrected by what was drafted before where the drafter has a head for it."""
     head = drafter.causal_head
-    assert head is not None
+    if head is None:
+        return pick(drafter.spread(blocks.logits), first_positions), blocks.logits
     if isinstance(head, RefinerHead):
-        return _choose_in_passes(drafter, head, anchors, states, logits, first_positions, pick)
-    return _choose_in_turn(target, drafter, head, anchors, states, logits, first_positions, pick)
+        return _choose_in_passes(drafter, head, blocks, first_positions, pick)
+    return _choose_in_turn(target, drafter, head, blocks, first_positions, pick)
 
 
 def _choose_in_turn(
-    target: Target,
-    drafter: Drafter,
-    head: GRUHead | MarkovHead,
-    anchors: Int[Array, "B M"],
-    states: Float[Array, "B M K1 D"],
-    logits: Float[Array, "B M K1 V1"],
-    first_positions: Int[Array, "B M"],
-    pick: Callable[[Float[Array, "B M 1 V"], Int[Array, "B M"]], Int[Array, "B M 1"]],
+    target: Target, drafter: Drafter, head: GRUHead | MarkovHead, blocks: _Blocks, first_positions: Int[Array, "B M"], pick: _Picker
 ) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
     """Tokens of blocks whose logits are corrected by what was drafted before, one slot of all blocks at a time; and those logits."""
     num_plain = head.config.num_plain
@@ -316,30 +307,25 @@ def _choose_in_turn(
         token = pick(drafter.spread(corrected)[:, :, None], first_positions + index)[:, :, 0]
         return (head_state, token), (token, corrected)
 
-    inputs = (jnp.arange(logits.shape[2], dtype=jnp.int32), jnp.moveaxis(states, 2, 0), jnp.moveaxis(logits, 2, 0))
-    _, (tokens, corrected) = jax.lax.scan(step, (head.start(anchors.shape, states.dtype), anchors), inputs)
+    slots = jnp.arange(blocks.logits.shape[2], dtype=jnp.int32)
+    inputs = (slots, jnp.moveaxis(blocks.states, 2, 0), jnp.moveaxis(blocks.logits, 2, 0))
+    _, (tokens, corrected) = jax.lax.scan(step, (head.start(blocks.anchors.shape, blocks.states.dtype), blocks.anchors), inputs)
     return jnp.moveaxis(tokens, 0, 2), jnp.moveaxis(corrected, 0, 2)
 
 
 def _choose_in_passes(
-    drafter: Drafter,
-    head: RefinerHead,
-    anchors: Int[Array, "B M"],
-    states: Float[Array, "B M K1 D"],
-    logits: Float[Array, "B M K1 V1"],
-    first_positions: Int[Array, "B M"],
-    pick: Callable[[Float[Array, "B M K1 V"], Int[Array, "B M"]], Int[Array, "B M K1"]],
+    drafter: Drafter, head: RefinerHead, blocks: _Blocks, first_positions: Int[Array, "B M"], pick: _Picker
 ) -> tuple[Int[Array, "B M K1"], Float[Array, "B M K1 V1"]]:
     """As `_choose_in_turn`, all slots at once behind the tokens of the pass before: after n passes the first n tokens are the same."""
-    read = head.read(states)
+    read = head.read(blocks.states)
 
     def refine(_, carry):
-        previous = jnp.concatenate([anchors[:, :, None], carry[0][:, :, :-1]], axis=2)
-        corrected = logits + head(read, previous)
+        previous = jnp.concatenate([blocks.anchors[:, :, None], carry[0][:, :, :-1]], axis=2)
+        corrected = blocks.logits + head(read, previous)
         return pick(drafter.spread(corrected), first_positions), corrected
 
-    num_passes = min(head.config.num_passes, logits.shape[2])  # from there on nothing changes
-    return jax.lax.fori_loop(0, num_passes, refine, (pick(drafter.spread(logits), first_positions), logits))
+    num_passes = min(head.config.num_passes, blocks.logits.shape[2])  # from there on nothing changes
+    return jax.lax.fori_loop(0, num_passes, refine, (pick(drafter.spread(blocks.logits), first_positions), blocks.logits))
 
 
 def _pick(

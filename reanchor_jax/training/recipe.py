@@ -26,7 +26,7 @@ from reanchor_jax.decoding.loop import generate
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
-from reanchor_jax.text import pin_settings
+from reanchor_jax.text import pad_prompts, pin_settings
 from reanchor_jax.training.calibration import calibrate
 from reanchor_jax.training.placement import check_batch, place_weights
 from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
@@ -155,7 +155,7 @@ def _calibrated(
     models: Models, drafter_config: dict[str, Any], prompts: Sequence[Sequence[int]]
 ) -> tuple[Drafter, dict[str, Any], dict[str, Any]]:
     """The drafter and its config with confidences calibrated on what follows held-out prompts; and what that did."""
-    tokens, lengths = _padded(prompts)
+    tokens, lengths = pad_prompts(prompts)
     room = min(_EVALUATED_NEW, models.target.config.max_positions - tokens.shape[1])
     found = calibrate(models, np.pad(tokens, ((0, 0), (0, room))), lengths)
     own = {**drafter_config["dflash_config"], "confidence_temperatures": found.temperatures.tolist()}
@@ -176,7 +176,7 @@ def later_parts(text: str) -> list[str]:
 
 def tau_of(target: Target, prompts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
     """A function that measures a drafter's DFlash tau behind prompts by greedy decoding."""
-    tokens, lengths = _padded(prompts)
+    tokens, lengths = pad_prompts(prompts)
     num_new = min(_EVALUATED_NEW, target.config.max_positions - tokens.shape[1])
 
     def evaluate(drafter: Drafter) -> dict[str, float]:
@@ -204,15 +204,6 @@ def _evaluated(texts: Sequence[Sequence[int]], config: RolloutConfig) -> list[li
     if not prompts:
         raise ValueError(f"no held-out text has {rule}; let the prompts file end with such texts.")
     return prompts
-
-
-def _padded(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """Prompts [N P], filled up with 0, and their lengths [N]."""
-    lengths = np.asarray([len(prompt) for prompt in prompts], np.int32)
-    tokens = np.zeros((len(prompts), lengths.max()), np.int32)
-    for row, prompt in enumerate(prompts):
-        tokens[row, : len(prompt)] = prompt
-    return tokens, lengths
 
 
 def _fingerprint(module: Target | Drafter) -> str:

@@ -18,6 +18,7 @@ from reanchor_jax.decoding.loop import autoregress, generate
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
+from reanchor_jax.text import pad_prompts
 
 
 class Rollouts(NamedTuple):
@@ -94,13 +95,11 @@ def roll_out(
     for first in range(0, len(prompts), num_rows):
         chosen = order[first : first + num_rows]
         rows = np.resize(chosen, num_rows)  # the last batch repeats rows, so that every batch has one shape
-        padded = np.zeros((num_rows, length), np.int32)
-        for row, index in enumerate(rows.tolist()):
-            padded[row, : starts[index]] = prompts[index]
+        padded, lengths = pad_prompts([prompts[index] for index in rows.tolist()], length=length)
         result = autoregress(
             Models(target=target, drafter=None),
             padded,
-            starts[rows],
+            lengths,
             jax.random.fold_in(jax.random.key(seed), first),
             config=config,
             sampling=make_sampling(num_rows, temperature=np.asarray(temperatures, np.float32)[rows]),

@@ -36,7 +36,6 @@ from reanchor_jax.training.placement import check_batch, place_rows, place_weigh
 from reanchor_jax.training.rollouts import Recorded, Rollouts, record_blocks
 
 _FINAL_NORM_SCALE = 0.2  # of the target's: at 1.0 the untrained drafter's logits start at a cross-entropy of 28 nats
-
 _COMPONENT_SCALE = 0.1  # of a mixture's components at first: near the plain block, yet not alike
 
 
