@@ -7,7 +7,7 @@ Source: the safetensors format. Headers are checked before any weight is read, t
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,19 +136,19 @@ def convert(
         )
 
 
-def export_huggingface(directory: Path | str, out: Path | str) -> Path:
+def export_huggingface(directory: Path | str, out: Path | str, *, parts: Sequence[str] = ("target", "drafter")) -> Path:
     """Write a directory of ours as PyTorch checkpoints: `out/target/` for transformers and `out/drafter/` for dflash; return `out`.
 
-    Inverse of `convert`: the same tables, transposes undone, dtype kept.
+    Inverse of `convert`: the same tables, transposes undone, dtype kept. parts: those that are written, of what the directory holds.
     Raises as `checkpoint.load`, and FileExistsError if `out` is taken.
     """
     directory, out = Path(directory), Path(out)
     found = checkpoint.read_contents(directory)
     modules: dict[str, tuple[nnx.Module, dict[str, Any], Table]] = {}
-    if found.target_config is not None:
+    if found.target_config is not None and "target" in parts:
         target = checkpoint.load_target(directory)
         modules["target"] = (target, found.target_config, target_table(target.config))
-    if found.drafter_config is not None:
+    if found.drafter_config is not None and "drafter" in parts:
         drafter = checkpoint.load_drafter(directory)
         modules["drafter"] = (drafter, _published_config(found.drafter_config), drafter_table(drafter.config))
     with fresh_directory(out) as fresh:

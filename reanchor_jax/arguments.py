@@ -127,9 +127,9 @@ def add_fields(parser: argparse.ArgumentParser, record: type) -> None:
     for field in dataclasses.fields(record):
         has_default = field.default is not dataclasses.MISSING
         default = f" (default: {field.default})" if has_default and field.default is not None else ""
-        if field.type is bool:  # off unless given
+        if field.type is bool:  # --NAME, and --no-NAME against a recipe
             flag = f"--{field.name.removeprefix('is_').replace('_', '-')}"
-            group.add_argument(flag, dest=field.name, action="store_true", default=None, help=_sentence(record, field.name))
+            group.add_argument(flag, dest=field.name, action=argparse.BooleanOptionalAction, help=_sentence(record, field.name))
             continue
         group.add_argument(
             f"--{field.name.replace('_', '-')}",

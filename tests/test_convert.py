@@ -257,6 +257,10 @@ def test_export_is_the_inverse_of_convert_tensor_for_tensor(tmp_path, family):
     assert json.loads((exported / "drafter/config.json").read_text()) == {**drafter, "dtype": "bfloat16"}
     assert json.loads((exported / "target/generation_config.json").read_text()) == generation
     assert json.loads((exported / "target/tokenizer.json").read_text()) == {"a": 1}
+    for name in ("target", "drafter"):
+        alone = export_huggingface(tmp_path / "pair", tmp_path / name, parts=[name])
+        assert [path.name for path in alone.iterdir()] == [name]
+        assert (alone / name / "model.safetensors").read_bytes() == (exported / name / "model.safetensors").read_bytes()
 
 
 def test_a_duplicate_head_of_a_tied_target_is_dropped_if_equal_and_told_if_not(tmp_path):

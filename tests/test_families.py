@@ -161,6 +161,7 @@ def test_a_family_of_ours_alone_is_kept_joined_to_a_pair_and_told_but_never_expo
         with pytest.raises(ValueError, match=f"{name} drafters have no PyTorch layout"):
             export_huggingface(tmp_path / directory, tmp_path / "exported")
     assert not (tmp_path / "exported").exists()
+    assert (export_huggingface(joined, tmp_path / "exported", parts=["target"]) / "target").is_dir()
     (tmp_path / "raw").mkdir()
     save_file({"norm.weight": np.ones(24, np.float32)}, tmp_path / "raw/model.safetensors")
     (tmp_path / "raw/config.json").write_text(json.dumps(config))

@@ -9,7 +9,8 @@ import pytest
 from jax.test_util import check_grads
 from tiny import random_models, tiny_drafter_config, tiny_family_config, tiny_llama_config
 
-from reanchor_jax import DecodeConfig, checkpoint, generate
+from reanchor_jax import DecodeConfig, checkpoint, generate, make_sampling
+from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.huggingface import read_target
 from reanchor_jax.training.families import FAMILIES
@@ -278,20 +279,24 @@ def chain():
 
 
 @functools.cache
-def recorded():
+def recorded(temperature=0.0):
     models = chain()
     starts = np.asarray([3, 6, 4])
-    return record_blocks(models, np.random.default_rng(4).integers(61, size=(3, 40)).astype(np.int32), starts), starts
+    prompts = np.random.default_rng(4).integers(61, size=(3, 40)).astype(np.int32)
+    return record_blocks(models, prompts, starts, temperature=temperature, key=jax.random.key(5)), starts
 
 
 @pytest.mark.slow
-def test_recorded_blocks_are_the_rounds_of_the_plain_chain():
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+def test_recorded_blocks_are_the_rounds_of_the_plain_chain(temperature):
     models = chain()
-    found, starts = recorded()
+    found, starts = recorded(temperature)
+    keys = row_keys(jax.random.key(5), 3)
     for row, start in enumerate(starts.tolist()):
         prompt = found.tokens[row : row + 1, :start]
         config = DecodeConfig.dflash(cache_length=64, has_trace=True)
-        alone = generate(models, prompt, [start], jax.random.key(1), config=config, max_new_tokens=40 - start)
+        request = dict(sampling=make_sampling(1, temperature=temperature), max_new_tokens=40 - start)
+        alone = generate(models, prompt, [start], keys[row : row + 1], config=config, **request)
         assert found.tokens[row, start:].tolist() == alone.tokens[0].tolist()
         count = int(alone.num_rounds)
         assert found.num_blocks[row] == count

@@ -195,6 +195,7 @@ def test_a_second_turn_holds_plain_decodings_answer_which_is_made_once(tmp_path,
     request = Request(max_new_tokens=7, temperature=1.0, seed=3)
 
     def prompts():
+        suite._pin_prompts(models, tasks, firsts, request=request, folder=tmp_path, model_name="m")
         return suite._prompts(models, chat, tasks, firsts, request=request, folder=tmp_path, model_name="m")
 
     found, skipped = prompts()
@@ -209,6 +210,32 @@ def test_a_second_turn_holds_plain_decodings_answer_which_is_made_once(tmp_path,
     request = Request(max_new_tokens=7, temperature=1.0, seed=4)
     with pytest.raises(ValueError, match=r"other settings \(seed\)"):
         prompts()
+
+
+def test_other_prompts_of_a_later_benchmark_are_refused_before_an_earlier_one_is_run(tmp_path, monkeypatch):
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    monkeypatch.setattr(suite, "measure", lambda *_, **__: pytest.fail("a benchmark was run"))
+    arguments = dict(requests={"": Request(max_new_tokens=5)}, out=tmp_path, model_name="m")
+    tasks = {"gsm8k": [Task("a", ("Once",))], "alpaca": [Task("b", ("Tom had",))]}
+    with pytest.raises(pytest.fail.Exception):
+        suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], **arguments)
+    tasks["alpaca"] = [Task("b", ("Sue had",))]
+    with pytest.raises(ValueError, match=r"alpaca.* other settings \(prompts\)"):
+        suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], **arguments)
+
+
+def test_answers_that_all_end_at_their_first_token_count_in_no_mean(tmp_path):
+    for name, tau, passes in (("gsm8k", 3.0, 4), ("alpaca", 2.0, 5), ("mbpp", 0.0, 0)):
+        found = {"tau": tau, "tau_standard_error": 0.0, "identical": True, "target_passes": passes}
+        figures = {"benchmark": name, "temperature": 0.0, "prompts": ["a"], "skipped": []}
+        figures |= {"methods": {BASELINE: found, CHAIN: found}, "speedup": {BASELINE: 1.0, CHAIN: 2.0 if passes else None}}
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "results.json").write_text(json.dumps(figures))
+    summary = suite.write_summary(tmp_path, model_name="m")
+    assert summary["means"]["0"][CHAIN] == {"tau": 2.5, "speedup": 2.0}
+    assert "| dflash | 3.00 / 2.00x | - | 2.00 / 2.00x | 2.50 / 2.00x |" in (tmp_path / "tables.md").read_text()
+    assert [bar.get_height() for bar in charts.draw_taus(summary).axes[0].patches] == [3.0, 2.0]
 
 
 def _summary_run(benchmark, temperature, taus, *, identical=True):

@@ -1,5 +1,6 @@
 """Training: packed blocks equal decoding, the loss equals a slow oracle, a resumed run equals an uninterrupted one."""
 
+import argparse
 import functools
 import json
 from dataclasses import asdict
@@ -11,6 +12,7 @@ import pytest
 from tiny import random_models, tiny_drafter_config, tiny_family_config, tiny_llama_config, tiny_models
 
 from reanchor_jax import checkpoint, huggingface, pairs
+from reanchor_jax.arguments import add_fields, read_fields
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.config import check_pair
 from reanchor_jax.decoding.verify import prompt_mask
@@ -289,6 +291,7 @@ def test_a_run_that_learns_from_its_own_drafts_goes_on_from_its_checkpoint_as_if
         num_warmup=1,
         refresh_steps=2,
         num_recorded=4,
+        decoding_temperature=0.7,
         checkpoint_steps=2,
         evaluation_steps=1,
     )
@@ -351,6 +354,20 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
         read_recipe(tmp_path / "other")
 
 
+def test_a_recipe_of_the_user_s_own_names_its_start_from_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir("/")
+    for start, expected in (("stories260k/domino", "stories260k/domino"), ("mine", str(tmp_path / "mine")), ("/other", "/other")):
+        (tmp_path / "recipe.json").write_text(json.dumps({"start": start}))
+        assert read_recipe(tmp_path / "recipe.json").start == expected
+
+
+@pytest.mark.parametrize(("flags", "is_chat"), [([], True), (["--no-chat"], False), (["--chat"], True)])
+def test_a_flag_wins_over_a_recipe_in_either_direction(flags, is_chat):
+    parser = argparse.ArgumentParser()
+    add_fields(parser, recipe.RolloutConfig)
+    assert read_fields(parser.parse_args(flags), recipe.RolloutConfig, is_chat=True).is_chat == is_chat
+
+
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
@@ -360,6 +377,7 @@ def test_a_recipe_with_an_entry_of_another_kind_is_refused_by_its_name(tmp_path,
         ("weight_decay", -0.1, "weight_decay must be 0 or more"),
         ("emphasis", 0.0, "emphasis must be more than 0"),
         ("target_temperature", 0.0, "target_temperature must be more than 0"),
+        ("decoding_temperature", -0.5, "decoding_temperature must be 0 or more"),
         (
             "family",
             "eagle",

@@ -137,7 +137,7 @@ def draw_taus(summary: Mapping[str, Any]) -> "Figure":
     for panel, temperature in zip(panels, temperatures, strict=True):
         mine = [run for run in runs if run["temperature"] == temperature]
         for index, name in enumerate(names):
-            found = {place: run["methods"][name] for place, run in enumerate(mine) if name in run["methods"]}
+            found = {place: run["methods"][name] for place, run in enumerate(mine) if run["methods"].get(name, {}).get("tau") is not None}
             panel.bar(
                 [place + (index - (len(names) - 1) / 2) * width for place in found],
                 [figures["tau"] for figures in found.values()],

@@ -68,7 +68,7 @@ def load_peers(
     decoders: dict[str, Callable[[Sequence[int]], Decoded]] = {}
     with tempfile.TemporaryDirectory(prefix="reanchor-jax-") as folder:
         where = pairs.find(directory)
-        exported = export_huggingface(where.target, Path(folder) / "exported")
+        exported = export_huggingface(where.target, Path(folder) / "target", parts=["target"])
         target = transformers.AutoModelForCausalLM.from_pretrained(exported / "target", dtype="auto").eval()
         target.generation_config.eos_token_id = None  # the request says what stops; without this, no stop token would mean the model's own
         if "huggingface" in names:
@@ -76,7 +76,7 @@ def load_peers(
         if "dflash" in names:
             from dflash.model import DFlashDraftModel  # pyright: ignore[reportMissingImports] - an extra
 
-            exported = exported if where.drafter == where.target else export_huggingface(where.drafter, Path(folder) / "drafter")
+            exported = export_huggingface(where.drafter, Path(folder) / "drafter", parts=["drafter"])
             drafter = DFlashDraftModel.from_pretrained(exported / "drafter", dtype="auto").eval()
             decoders["dflash"] = lambda prompt: dflash_decode(target, drafter, prompt, request=request)
 

@@ -54,8 +54,7 @@ def run_suite(
     tasks: of each benchmark, by its name. names: autoregressive among them, and dflash with has_preflight, which also tells whether a
     longer block is worth training. requests: by the folder inside a benchmark's, "" for the benchmark's own; they differ in temperature.
     Prompts that the target cannot hold together with the new tokens are left out and counted. Raises ValueError, before anything is run,
-    for methods and texts that cannot be and for other settings than the folder's; before a benchmark is run, for other prompts than its own
-    folder's.
+    for methods and texts that cannot be and for other settings or prompts than a folder's.
     """
     for request in requests.values():
         for name in names:
@@ -65,12 +64,14 @@ def run_suite(
     asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
     asked |= {"is_chat": chat.is_wrapped, "thinking": chat.thinking}
     pin_settings(out / "settings.json", {"model": model_name, **asked, "environment": surroundings(models)})
+    for subfolder, request in requests.items():
+        for name, mine in tasks.items():
+            _pin_prompts(models, mine, firsts[name], request=request, folder=out / name / subfolder, model_name=model_name)
     summary = {}
     for subfolder, request in requests.items():
         runs = {}
         for name, mine in tasks.items():
             folder, title = out / name / subfolder, BENCHMARKS[name].title
-            folder.mkdir(parents=True, exist_ok=True)
             prompts, skipped = _prompts(models, chat, mine, firsts[name], request=request, folder=folder, model_name=model_name)
             told = f"{title}, temperature {request.temperature:g}: {len(prompts)} prompts"
             if skipped:
@@ -81,7 +82,6 @@ def run_suite(
                 found = measure(models, prompts, names, request=request, out=folder, model_name=model_name, source=title, facts=facts)
                 runs[title] = found.runs
             else:
-                pin_settings(folder / "settings.json", run_settings(models, [], request=request, model_name=model_name))
                 write_text(folder / "results.json", to_json({"methods": {}, "speedup": {}, "prompts": [], **facts}))
             summary = write_summary(out, model_name=model_name)
         if has_preflight:
@@ -94,7 +94,7 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     """Sum up every benchmark's results.json in a folder: as results.json, tables.md and, with matplotlib, benchmarks.png beside them.
 
     `runs`: a benchmark at a temperature each, in the order of temperatures and BENCHMARKS. `means`: over the benchmarks, by temperature
-    and method; None for a method that some benchmark lacks.
+    and method, but for those where no answer had a second token; None for a method that some benchmark lacks.
     """
     rows = {}
     for name in BENCHMARKS:
@@ -105,7 +105,8 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     found = sorted(rows.values(), key=lambda row: row["temperature"])
     means = {}
     for temperature in dict.fromkeys(row["temperature"] for row in found):
-        mine = [row["methods"] for row in found if row["temperature"] == temperature and row["methods"]]
+        mine = [row["methods"] for row in found if row["temperature"] == temperature]
+        mine = [methods for methods in mine if any(figures["tau"] is not None for figures in methods.values())]
         names = dict.fromkeys(name for measured in mine for name in measured)
         means[f"{temperature:g}"] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
     summary = {"model": model_name, "runs": found, "means": means}
@@ -117,6 +118,18 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
 
 def _prompt_names(task: Task) -> list[str]:
     return [task.id] if len(task.turns) == 1 else [f"{task.id}/{turn}" for turn in (1, 2)]
+
+
+def _pin_prompts(
+    models: Models, tasks: Sequence[Task], firsts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str
+) -> None:
+    """Write a folder's settings, or compare with those it has; second turns are known only when the first are answered."""
+    limit = methods.prompt_limit(models, request)
+    ids = [first.ids for first in firsts if len(first.ids) <= limit]
+    folder.mkdir(parents=True, exist_ok=True)
+    has_second = bool(ids) and any(len(task.turns) == 2 for task in tasks)
+    name = "turns.json" if has_second else "settings.json"
+    pin_settings(folder / name, run_settings(models, ids, request=request, model_name=model_name))
 
 
 def _prompts(
@@ -145,7 +158,6 @@ def _prompts(
 def _answers(models: Models, prompts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str) -> list[list[int]]:
     """What plain decoding answers to the first turns; turns.jsonl holds its runs, which are not repeated under the same settings."""
     ids = [prompt.ids for prompt in prompts]
-    pin_settings(folder / "turns.json", run_settings(models, ids, request=request, model_name=model_name))
     runs = compare.compare(
         models,
         ids,
@@ -160,16 +172,19 @@ def _answers(models: Models, prompts: Sequence[Prompt], *, request: Request, fol
 
 def _row(figures: Mapping[str, Any], folder: str) -> dict[str, Any]:
     """A benchmark's entry in the summary."""
-    kept = ("tau", "tau_standard_error", "identical")
+
+    def method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+        has_passes = found["target_passes"] > 0  # without any there is no tau: every answer ended at its first token
+        told = {key: found[key] if has_passes else None for key in ("tau", "tau_standard_error")}
+        return {**told, "identical": found["identical"], "speedup": figures["speedup"][name]}
+
     return {
         "benchmark": figures["benchmark"],
         "temperature": figures["temperature"],
         "folder": folder,
         "num_prompts": len(figures["prompts"]),
         "num_skipped": len(figures["skipped"]),
-        "methods": {
-            name: {**{key: found[key] for key in kept}, "speedup": figures["speedup"][name]} for name, found in figures["methods"].items()
-        },
+        "methods": {name: method(name, found) for name, found in figures["methods"].items()},
         "environment": figures.get("environment"),
     }
 

@@ -23,6 +23,7 @@ from tqdm import tqdm
 from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import generate
+from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
@@ -104,7 +105,7 @@ def make_drafter(
         check_batch(mesh, config.batch_size)
         target = place_weights(target, mesh)
     held_out = _evaluated([encode(text) for text in texts[-rollout_config.num_held_out :]], rollout_config)
-    evaluate = tau_of(target, held_out)
+    evaluate = tau_of(target, held_out, temperature=config.decoding_temperature)
     if parsed.confidence is not None and max(map(len, held_out)) + 3 * parsed.block_size > limit:
         raise ValueError(
             f"held-out texts of {max(map(len, held_out))} tokens leave too little of {limit} positions to calibrate on; "
@@ -174,8 +175,8 @@ def later_parts(text: str) -> list[str]:
     return [part.strip() for part in parts if len(part) > _SHORTEST_PART]
 
 
-def tau_of(target: Target, prompts: Sequence[Sequence[int]]) -> Callable[[Drafter], dict[str, float]]:
-    """A function that measures a drafter's DFlash tau behind prompts by greedy decoding."""
+def tau_of(target: Target, prompts: Sequence[Sequence[int]], *, temperature: float = 0.0) -> Callable[[Drafter], dict[str, float]]:
+    """A function that measures a drafter's DFlash tau behind prompts by decoding at a temperature, always with the same key."""
     tokens, lengths = pad_prompts(prompts)
     num_new = min(_EVALUATED_NEW, target.config.max_positions - tokens.shape[1])
 
@@ -186,6 +187,7 @@ def tau_of(target: Target, prompts: Sequence[Sequence[int]]) -> Callable[[Drafte
             lengths,
             jax.random.key(0),
             config=DecodeConfig.dflash(cache_length=tokens.shape[1] + num_new),
+            sampling=make_sampling(len(tokens), temperature=temperature),
             max_new_tokens=num_new,
         )
         summary = summarize([result.info], block_size=drafter.config.block_size)

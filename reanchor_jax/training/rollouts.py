@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Key
 from tqdm import tqdm
 
 from reanchor_jax.decoding.config import DecodeConfig
@@ -29,7 +30,7 @@ class Rollouts(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """Greedy rollouts by speculative decoding, on the host, and the blocks of their rounds, R at most.
+    """Rollouts by speculative decoding, on the host, and the blocks of their rounds, R at most.
 
     tokens: [N S] ids. anchors: [N R] positions. proposals: [N R K1] drafted ids. num_accepted: [N R]. num_blocks: [N] real entries.
     """
@@ -41,16 +42,22 @@ class Recorded(NamedTuple):
     num_blocks: np.ndarray
 
 
-def record_blocks(models: Models, prompts: np.ndarray, starts: np.ndarray) -> Recorded:
-    """Continue prompts [N S], each to S tokens from its start on, by the drafter's plain chain, and record every round."""
+def record_blocks(
+    models: Models, prompts: np.ndarray, starts: np.ndarray, *, temperature: float = 0.0, key: Key[Array, ""] | None = None
+) -> Recorded:
+    """Continue prompts [N S], each to S tokens from its start on, by the drafter's plain chain, and record every round.
+
+    temperature: of the target's choices; above 0 drafts take the same noise (`coupled`). key: of those choices; None is key 0.
+    """
     assert models.drafter is not None
     length = prompts.shape[1]
     result = generate(
         models,
         np.where(np.arange(length)[None] < starts[:, None], prompts, 0)[:, : int(starts.max())],
         starts.astype(np.int32),
-        jax.random.key(0),
+        jax.random.key(0) if key is None else key,
         config=DecodeConfig.dflash(cache_length=length, has_trace=True),
+        sampling=make_sampling(len(prompts), temperature=temperature),
         max_new_tokens=length - int(starts.min()),
         budgets=jnp.asarray(length - starts, jnp.int32),
     )

@@ -9,6 +9,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from reanchor_jax import pairs
 from reanchor_jax.fields import is_integer, is_number
 from reanchor_jax.files import read_json
 from reanchor_jax.training.recipe import RolloutConfig
@@ -20,7 +21,7 @@ _RECORDS = {"rollouts": RolloutConfig, "drafter": DrafterShape, "training": Trai
 
 
 class Recipe(NamedTuple):
-    """rollouts, drafter, training: fields of RolloutConfig, DrafterShape and TrainConfig. start: a pair's name, or a path."""
+    """rollouts, drafter, training: fields of RolloutConfig, DrafterShape and TrainConfig. start: a pair's name, or a directory."""
 
     name: str
     rollouts: dict[str, Any]
@@ -38,7 +39,7 @@ def recipe_names() -> tuple[str, ...]:
 
 
 def read_recipe(name_or_path: Path | str) -> Recipe:
-    """Read a recipe by its name, or from a file.
+    """Read a recipe by its name, or from a file; a `start` that is no pair's name is a path seen from the file's folder.
 
     Raises ValueError naming the entry that is unknown or of another type, and FileNotFoundError listing the names if there is none.
     """
@@ -52,6 +53,8 @@ def read_recipe(name_or_path: Path | str) -> Recipe:
     start = found.get("start")
     if not (start is None or isinstance(start, str)):
         raise ValueError(f"{path}: start must be a pair's name or a path; got {start!r}.")
+    if start is not None and start not in pairs.names():
+        start = str(path.parent / start)
     return Recipe(name=path.stem, start=start, **{name: _values(path, name, found.get(name, {})) for name in _RECORDS})
 
 

@@ -59,6 +59,8 @@ class TrainConfig:
     emphasis: by how much more the tokens beyond old_slots weigh.
     target_temperature: of the target's distribution that drafts are compared with, in families that do: where much is decoded greedily, one
         below 1 is nearer to what is accepted.
+    decoding_temperature: at which the drafter is to be used: that of evaluations, and of recordings in a family that learns from its own
+        drafts.
     refresh_steps: steps between recordings, in a family that learns from its own drafts. num_recorded: rollouts of a recording.
     optimizer: adamw, or muon for matrices (each of those that share a leaf by itself) with adamw for the rest.
     learning_rate: its peak; from there a cosine falls to a hundredth of it. num_warmup: steps up to the peak.
@@ -74,6 +76,7 @@ class TrainConfig:
     old_slots: int = 0
     emphasis: float = 3.0
     target_temperature: float = 1.0
+    decoding_temperature: float = 0.0
     refresh_steps: int = 50
     num_recorded: int = 64
     optimizer: str = "adamw"
@@ -90,7 +93,7 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
         if self.family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
-        for name in ("num_warmup", "seed", "old_slots", "decay", "weight_decay"):
+        for name in ("num_warmup", "seed", "old_slots", "decay", "weight_decay", "decoding_temperature"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
         for name in ("learning_rate", "emphasis", "target_temperature"):
@@ -279,7 +282,13 @@ def draw_recorded(recorded: Recorded, *, config: TrainConfig, step: int) -> Batc
 def _record(models: Models, rollouts: Rollouts, *, config: TrainConfig, step: int) -> Recorded:
     """Blocks the drafter drafts now, behind beginnings drawn for this step."""
     chosen = np.random.default_rng((config.seed, step, 1)).integers(len(rollouts.tokens), size=config.num_recorded)
-    return record_blocks(models, rollouts.tokens[chosen].astype(np.int32), rollouts.starts[chosen])
+    return record_blocks(
+        models,
+        rollouts.tokens[chosen].astype(np.int32),
+        rollouts.starts[chosen],
+        temperature=config.decoding_temperature,
+        key=jax.random.fold_in(jax.random.key(config.seed), step),
+    )
 
 
 def _matrices(weights: Any) -> Any:
