@@ -124,12 +124,19 @@ def _pin_prompts(
     models: Models, tasks: Sequence[Task], firsts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str
 ) -> None:
     """Write a folder's settings, or compare with those it has; second turns are known only when the first are answered."""
-    limit = methods.prompt_limit(models, request)
-    ids = [first.ids for first in firsts if len(first.ids) <= limit]
+    begun = _begun(tasks, firsts, methods.prompt_limit(models, request))
+    name = "turns.json" if _has_second_turns(begun) else "settings.json"
     folder.mkdir(parents=True, exist_ok=True)
-    has_second = bool(ids) and any(len(task.turns) == 2 for task in tasks)
-    name = "turns.json" if has_second else "settings.json"
-    pin_settings(folder / name, run_settings(models, ids, request=request, model_name=model_name))
+    pin_settings(folder / name, run_settings(models, [first.ids for _, first in begun], request=request, model_name=model_name))
+
+
+def _begun(tasks: Sequence[Task], firsts: Sequence[Prompt], limit: int) -> list[tuple[Task, Prompt]]:
+    """The tasks whose first turn fits, with it."""
+    return [(task, first) for task, first in zip(tasks, firsts, strict=True) if len(first.ids) <= limit]
+
+
+def _has_second_turns(begun: Sequence[tuple[Task, Prompt]]) -> bool:
+    return any(len(task.turns) == 2 for task, _ in begun)
 
 
 def _prompts(
@@ -140,10 +147,10 @@ def _prompts(
     A prompt's key is folded from its index: so plain decoding gives the first turns among all prompts what it gave them alone.
     """
     limit = methods.prompt_limit(models, request)
-    begun = [(task, first) for task, first in zip(tasks, firsts, strict=True) if len(first.ids) <= limit]
+    begun = _begun(tasks, firsts, limit)
     prompts = [first for _, first in begun]
     skipped = [name for task, first in zip(tasks, firsts, strict=True) if len(first.ids) > limit for name in _prompt_names(task)]
-    if any(len(task.turns) == 2 for task, _ in begun):
+    if _has_second_turns(begun):
         answers = _answers(models, prompts, request=request, folder=folder, model_name=model_name)
         for (task, first), answer in zip(begun, answers, strict=True):
             text = continuation(chat.tokenizer, first.ids, answer) or ""
@@ -156,7 +163,7 @@ def _prompts(
 
 
 def _answers(models: Models, prompts: Sequence[Prompt], *, request: Request, folder: Path, model_name: str) -> list[list[int]]:
-    """What plain decoding answers to the first turns; turns.jsonl holds its runs, which are not repeated under the same settings."""
+    """What plain decoding answers to the first turns; turns.jsonl holds its runs, made with the settings that `_pin_prompts` compared."""
     ids = [prompt.ids for prompt in prompts]
     runs = compare.compare(
         models,
