@@ -29,7 +29,8 @@ from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.files import check_writable, error_text, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
-from reanchor_jax.text import Prompt, continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.streaming import continuation, stream_text
+from reanchor_jax.text import Prompt, encode, load_tokenizer, read_prompts, read_texts, write_text
 from reanchor_jax.training.placement import make_mesh
 from reanchor_jax.training.recipe import RolloutConfig, make_drafter
 from reanchor_jax.training.settings import NO_RECIPE, read_recipe

@@ -1,12 +1,13 @@
-"""Text to token ids and back: tokenizer, prompts files, streaming.
+"""Text to token ids: tokenizer, chat template, prompts files; and files that are written whole or not at all.
 
 In: a directory with tokenizer files; text; a JSONL file of prompts.
-Out: token ids; text, whole or piece by piece as tokens arrive.
+Out: token ids.
 Source: Hugging Face tokenizers, loaded without PyTorch.
 """
 
 import json
 import os
+import reprlib
 import secrets
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from reanchor_jax.files import read_json
-
-_UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole character yet
 
 
 class Prompt(NamedTuple):
@@ -76,39 +75,33 @@ def encode_turns(tokenizer: Any, turns: Sequence[str], *, is_chat: bool, thinkin
         text.encode("utf-8")
     except UnicodeEncodeError as error:
         raise ValueError(f"the prompt is not valid UTF-8 text ({error.reason} at character {error.start}); fix its encoding.") from error
-    if thinking is not None and not (is_chat and "enable_thinking" in str(tokenizer.chat_template)):
-        raise ValueError("the tokenizer has no chat template that knows enable_thinking; leave out --thinking.")
+    if thinking is not None and not is_chat:
+        raise ValueError("thinking is a chat template's; leave out --thinking, or give --chat.")
     if not is_chat:
         return list(tokenizer.encode(text, verbose=False))
-    if not tokenizer.chat_template:
-        raise ValueError("the tokenizer has no chat template; leave out --chat.")
     messages = [{"role": ("user", "assistant")[index % 2], "content": turn} for index, turn in enumerate(turns)]
-    asked = {} if thinking is None else {"enable_thinking": thinking}
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False, **asked))
+    return encode_messages(tokenizer, messages, thinking=thinking)
 
 
-def continuation(tokenizer: Any, prompt: Sequence[int], tokens: Sequence[int]) -> str | None:
-    """Text of the tokens that follow a prompt, its leading space kept; special tokens are left out. None without a tokenizer."""
-    return None if tokenizer is None else "".join(stream_text(tokenizer, prompt, [tokens]))
+def encode_messages(tokenizer: Any, messages: Sequence[Mapping[str, Any]], *, thinking: bool | None = None) -> list[int]:
+    """Token ids of a conversation, by the chat template, up to where the model answers. messages: of a role and a content each.
 
-
-def stream_text(tokenizer: Any, prompt: Sequence[int], chunks: Iterable[Sequence[int]]) -> Iterator[str]:
-    """Yield the text each chunk of tokens adds behind a prompt; bytes of an unfinished character wait for the rest of it.
-
-    The pieces joined are the text of all tokens. A chunk that adds nothing readable yields nothing.
+    Raises ValueError if there is no tokenizer or template, for what the template refuses, and for `thinking` where it knows none.
     """
-    # decoded together with the text before it: a decoder strips the space in front of the first token it sees
-    before, waiting = list(prompt), []
-    shown = _decode(tokenizer, before)
-    for chunk in chunks:
-        waiting += chunk
-        text = _decode(tokenizer, before + waiting)
-        if len(text) > len(shown) and not text.endswith(_UNFINISHED):
-            yield text[len(shown) :]
-            before, waiting, shown = waiting, [], _decode(tokenizer, waiting)
-    rest = _decode(tokenizer, before + waiting)[len(shown) :]
-    if rest:
-        yield rest
+    if tokenizer is None:
+        raise ValueError("the model directory has no tokenizer, so text cannot be read; give a prompts file with ids.")
+    if not tokenizer.chat_template:
+        raise ValueError("the tokenizer has no chat template; leave out --chat, or give the prompt as text.")
+    if thinking is not None and "enable_thinking" not in str(tokenizer.chat_template):
+        raise ValueError("the tokenizer has no chat template that knows enable_thinking; leave out --thinking.")
+    if wrong := [message for message in messages if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys()]:
+        raise ValueError(f"messages must have a role and a content each; got {reprlib.repr(wrong[0])}.")
+    asked = {} if thinking is None else {"enable_thinking": thinking}
+    try:
+        ids = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=True, return_dict=False, **asked)
+    except Exception as error:  # templates raise what they like, jinja2's TemplateError mostly
+        raise ValueError(f"the chat template refuses the messages ({error}); give them as its model card shows.") from error
+    return list(ids)
 
 
 def read_prompts(path: Path | str, tokenizer: Any, *, vocab_size: int, limit: int | None = None, is_chat: bool = False) -> list[Prompt]:
@@ -235,10 +228,6 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in settings.items():
         flat |= {f"{name}.{inner}": found for inner, found in value.items()} if isinstance(value, dict) else {name: value}
     return flat
-
-
-def _decode(tokenizer: Any, ids: Sequence[int]) -> str:
-    return tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False) if len(ids) else ""
 
 
 def _import_transformers() -> Any:

@@ -19,7 +19,8 @@ from reanchor_jax.bench.tables import benchmark_tables
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.statistics import ROUND_FIELDS
-from reanchor_jax.text import continuation, encode, encode_turns, load_tokenizer
+from reanchor_jax.streaming import continuation
+from reanchor_jax.text import encode, encode_turns, load_tokenizer
 
 _TURNS = [["Once upon a time, there was", "The dog was {happy}."], ["Lily liked", "Then a cat came."], ["a" * 600, "Tim ran."]]
 

@@ -7,7 +7,8 @@ import threading
 import pytest
 from tiny_text import SENTENCE, tokenizer_files
 
-from reanchor_jax.text import continuation, encode, load_tokenizer, read_prompts, read_texts, stream_text, write_text
+from reanchor_jax.streaming import continuation, stream_text
+from reanchor_jax.text import encode, load_tokenizer, read_prompts, read_texts, write_text
 
 # two-, three- and four-byte characters, which the byte-level tokenizer cuts into pieces
 _TEXT = "a naïve 猫 sat; 🦊  ran.\n\nThe end"

@@ -17,7 +17,8 @@ from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.checkpoint import leaves
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.text import encode, load_tokenizer, stream_text
+from reanchor_jax.streaming import stream_text
+from reanchor_jax.text import encode, load_tokenizer
 
 _PROMPTS = (
     "Once upon a time, there was a little girl named Lily.",

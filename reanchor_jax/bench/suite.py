@@ -19,7 +19,8 @@ from reanchor_jax.bench.measure import measure, request_settings, run_settings, 
 from reanchor_jax.bench.methods import Request
 from reanchor_jax.files import read_json
 from reanchor_jax.models.drafter import Models
-from reanchor_jax.text import Prompt, continuation, encode_turns, pin_settings, write_text
+from reanchor_jax.streaming import continuation
+from reanchor_jax.text import Prompt, encode_turns, pin_settings, write_text
 
 
 class Chat(NamedTuple):

@@ -16,10 +16,10 @@ from jaxtyping import Array, Int, Key
 
 from reanchor_jax.cache import Committed, init_cache, write
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.decoding.request import check_request, check_state, is_traced, pad_stops
+from reanchor_jax.decoding.request import check_request, check_state, is_traced, make_bans, pad_ids
 from reanchor_jax.decoding.retain import init_retained
 from reanchor_jax.decoding.rounds import emitted_tokens, empty_emitted, empty_info, empty_trace, noise_ahead, run_round
-from reanchor_jax.decoding.sampling import Sampling, choose, make_sampling, row_keys
+from reanchor_jax.decoding.sampling import Bans, Sampling, banned, choose, make_sampling, row_keys
 from reanchor_jax.decoding.schedule import init_acceptance
 from reanchor_jax.decoding.state import Backlog, DecodeState, Generation, num_places, num_slots, resolve_config, round_up
 from reanchor_jax.decoding.verify import prompt_mask
@@ -28,6 +28,18 @@ from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import Emitted, StepInfo
 
 _OUTPUT_SLOTS = 64  # output buffers are a multiple of this: 40 values of max_new_tokens share one compilation
+
+
+class _Request(NamedTuple):
+    """What is asked of every row; prompts are right-padded."""
+
+    prompts: Int[Array, "B P"]
+    prompt_lengths: Int[Array, " B"]
+    keys: Key[Array, " B"]
+    sampling: Sampling
+    stop_token_ids: Int[Array, " Z"]
+    bans: Bans | None
+    budgets: Int[Array, " B"]
 
 
 class _Outputs(NamedTuple):
@@ -49,34 +61,31 @@ def generate(
     max_new_tokens: int,
     stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
     budgets: Int[Array | np.ndarray, " B"] | None = None,
+    min_new_tokens: int | Int[Array | np.ndarray, " B"] = 0,
+    suppressed_token_ids: Sequence[int] | Int[Array | np.ndarray, " Y"] = (),
 ) -> Generation:
     """Generate until every row has met a stop token or its budget; one compiled `lax.while_loop`.
 
     prompts: right-padded. key: one, or one per row. sampling: None is greedy.
     max_new_tokens: most tokens a row emits, prefill token included. budgets: a smaller limit per row.
+    min_new_tokens: tokens a row emits before it may draw a stop token. suppressed_token_ids: ids that are never drawn.
     Equals `autoregress` with the same key token for token (float32), whatever the drafter and config.
     Raises ValueError for bad shapes and, outside a trace, bad values. Runs inside a caller's `jit`, `scan` and `vmap` too.
     """
-    budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
-    num_rows = np.shape(prompts)[0]
-    sampling = make_sampling(num_rows) if sampling is None else sampling
-    stops = pad_stops(stop_token_ids, models.target.config.vocab_size)
-    if not is_traced(prompts):
-        # one prompt buffer length for every prompt: the number of prefill passes follows the real lengths
-        padding = round_up(config.cache_length, config.prefill_chunk) - np.shape(prompts)[1]
-        prompts = jnp.pad(jnp.asarray(prompts, jnp.int32), ((0, 0), (0, max(padding, 0))))
-    buffer_length = round_up(max_new_tokens, _OUTPUT_SLOTS)
-    result = _generate(
+    request = _prepare(
         models,
-        jnp.asarray(prompts, jnp.int32),
-        jnp.asarray(prompt_lengths, jnp.int32),
-        row_keys(key, num_rows),
-        sampling,
-        stops,
-        budgets,
+        prompts,
+        prompt_lengths,
+        key,
         config=config,
-        buffer_length=buffer_length,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        budgets=budgets,
+        min_new_tokens=min_new_tokens,
+        suppressed_token_ids=suppressed_token_ids,
     )
+    result = _generate(models, request, config=config, buffer_length=round_up(max_new_tokens, _OUTPUT_SLOTS))
     return _trim(result, max_new_tokens=max_new_tokens)
 
 
@@ -91,6 +100,8 @@ def autoregress(
     max_new_tokens: int,
     stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
     budgets: Int[Array | np.ndarray, " B"] | None = None,
+    min_new_tokens: int | Int[Array | np.ndarray, " B"] = 0,
+    suppressed_token_ids: Sequence[int] | Int[Array | np.ndarray, " Y"] = (),
 ) -> Generation:
     """Generate one target token a round, without the drafter: what every other method must equal. Arguments as `generate`'s."""
     return generate(
@@ -103,6 +114,8 @@ def autoregress(
         max_new_tokens=max_new_tokens,
         stop_token_ids=stop_token_ids,
         budgets=budgets,
+        min_new_tokens=min_new_tokens,
+        suppressed_token_ids=suppressed_token_ids,
     )
 
 
@@ -117,23 +130,27 @@ def prefill(
     max_new_tokens: int,
     stop_token_ids: Sequence[int] | Int[Array | np.ndarray, " Z"] = (),
     budgets: Int[Array | np.ndarray, " B"] | None = None,
+    min_new_tokens: int | Int[Array | np.ndarray, " B"] = 0,
+    suppressed_token_ids: Sequence[int] | Int[Array | np.ndarray, " Y"] = (),
 ) -> tuple[DecodeState, Emitted]:
     """Read the prompts in chunks, fill both caches, and emit each row's first token (one a row, in Emitted.tokens[:, 0]).
 
-    Arguments as `generate`'s. Unjitted; the caller jits it.
+    Arguments as `generate`'s. One compiled program; runs inside a caller's `jit` too. The state may be donated to a jitted `step`.
     """
-    budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
-    num_rows = np.shape(prompts)[0]
-    return _prefill(
+    request = _prepare(
         models,
-        jnp.asarray(prompts, jnp.int32),
-        jnp.asarray(prompt_lengths, jnp.int32),
-        row_keys(key, num_rows),
-        make_sampling(num_rows) if sampling is None else sampling,
-        pad_stops(stop_token_ids, models.target.config.vocab_size),
-        budgets,
-        config=resolve_config(models, config),
+        prompts,
+        prompt_lengths,
+        key,
+        config=config,
+        sampling=sampling,
+        max_new_tokens=max_new_tokens,
+        stop_token_ids=stop_token_ids,
+        budgets=budgets,
+        min_new_tokens=min_new_tokens,
+        suppressed_token_ids=suppressed_token_ids,
     )
+    return _begin(models, request, config=config)
 
 
 def step(models: Models, state: DecodeState, *, config: DecodeConfig) -> tuple[DecodeState, StepInfo]:
@@ -148,11 +165,48 @@ def step(models: Models, state: DecodeState, *, config: DecodeConfig) -> tuple[D
     return state, info._replace(emitted=emitted)
 
 
+def _prepare(
+    models,
+    prompts,
+    prompt_lengths,
+    key,
+    *,
+    config,
+    sampling,
+    max_new_tokens,
+    stop_token_ids,
+    budgets,
+    min_new_tokens,
+    suppressed_token_ids,
+) -> _Request:
+    """What was asked, checked, as arrays; prompts that are no tracers are filled up to what the cache holds."""
+    budgets = check_request(models, prompts, prompt_lengths, config, sampling, max_new_tokens, budgets)
+    num_rows, vocab_size = np.shape(prompts)[0], models.target.config.vocab_size
+    if not is_traced(prompts):
+        # one prompt buffer length for every prompt: the number of prefill passes follows the real lengths
+        padding = round_up(config.cache_length, config.prefill_chunk) - np.shape(prompts)[1]
+        prompts = jnp.pad(jnp.asarray(prompts, jnp.int32), ((0, 0), (0, max(padding, 0))))
+    return _Request(
+        prompts=jnp.asarray(prompts, jnp.int32),
+        prompt_lengths=jnp.asarray(prompt_lengths, jnp.int32),
+        keys=row_keys(key, num_rows),
+        sampling=make_sampling(num_rows) if sampling is None else sampling,
+        stop_token_ids=pad_ids("stop_token_ids", stop_token_ids, vocab_size),
+        bans=make_bans(suppressed_token_ids, min_new_tokens, num_rows, max_new_tokens, vocab_size),
+        budgets=budgets,
+    )
+
+
+@partial(jax.jit, static_argnames="config")
+def _begin(models, request, *, config) -> tuple[DecodeState, Emitted]:
+    return _prefill(models, request, config=resolve_config(models, config))
+
+
 @partial(jax.jit, static_argnames=("config", "buffer_length"))
-def _generate(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *, config, buffer_length) -> Generation:
+def _generate(models, request, *, config, buffer_length) -> Generation:
     config = resolve_config(models, config)
-    num_rows = prompts.shape[0]
-    state, first = _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, config=config)
+    num_rows = request.prompts.shape[0]
+    state, first = _prefill(models, request, config=config)
     block_size = 1 if models.drafter is None else models.drafter.config.block_size
     info = empty_info(num_rows)._replace(trace=empty_trace(num_rows, config, block_size))
     outputs = _Outputs(
@@ -202,8 +256,9 @@ def _trim(result: Generation, *, max_new_tokens: int) -> Generation:
     )
 
 
-def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *, config) -> tuple[DecodeState, Emitted]:
+def _prefill(models, request, *, config) -> tuple[DecodeState, Emitted]:
     target, drafter = models
+    prompts, prompt_lengths, keys, sampling, stops, bans, budgets = request
     num_rows, prompt_size = prompts.shape
     chunk = config.prefill_chunk
     prompts = jnp.pad(prompts, ((0, 0), (0, round_up(prompt_size, chunk) - prompt_size)))
@@ -240,7 +295,9 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
     last_states = jnp.zeros((num_rows, target.config.width), dtype)
     target_cache, drafter_cache, last_states = jax.lax.fori_loop(0, num_chunks, read_chunk, (target_cache, drafter_cache, last_states))
     noise = noise_ahead(keys, prompt_lengths, sampling, num_places=1, vocab_size=target.config.vocab_size)
-    first = choose(target.logits(last_states[:, None]), sampling, noise, jnp.zeros((num_rows, 1), jnp.int32))
+    place = jnp.zeros((num_rows, 1), jnp.int32)
+    is_banned = banned(bans, stops, place, vocab_size=target.config.vocab_size)
+    first = choose(target.logits(last_states[:, None]), sampling, noise, place, is_banned)
     num_emitted, finish = cut(
         first.tokens,
         jnp.ones((num_rows,), jnp.int32),
@@ -257,6 +314,7 @@ def _prefill(models, prompts, prompt_lengths, keys, sampling, stops, budgets, *,
         keys=keys,
         sampling=sampling,
         stop_token_ids=stops,
+        bans=None if bans is None else bans._replace(num_owed=bans.num_owed - num_emitted),
         target_cache=target_cache,
         drafter_cache=drafter_cache,
         retained=init_retained(num_rows, max_offsets=config.max_offsets, width=feature_width, dtype=dtype),

@@ -12,12 +12,12 @@ from jaxtyping import Array, Int
 
 from reanchor_jax.config import check_pair
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.decoding.sampling import Sampling, check_sampling
+from reanchor_jax.decoding.sampling import Bans, Sampling, check_sampling
 from reanchor_jax.decoding.state import DecodeState, num_slots, require_drafter, resolve_config, round_up
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 
-_STOP_SLOTS = 8  # stop ids are padded to a multiple of this, so that another number of them seldom recompiles
+_ID_SLOTS = 8  # stop ids and banned ones are padded to a multiple of this, so that another number of them seldom recompiles
 
 
 def check_request(
@@ -100,20 +100,47 @@ def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfi
         )
 
 
-def pad_stops(stop_token_ids, vocab_size: int) -> Int[Array, " Z"]:
-    """Stop ids as an array of a size that seldom changes; unused entries hold -1. Traced ids are taken as they are.
+def make_bans(suppressed_token_ids, min_new_tokens, num_rows: int, max_new_tokens: int, vocab_size: int) -> Bans | None:
+    """What may not be drawn; None if nothing is asked for. Traced values are taken as they are.
+
+    Raises ValueError for an id outside the vocabulary, ids that leave nothing to draw, and a least number of tokens outside
+    0..max_new_tokens.
+    """
+    is_given = is_traced(min_new_tokens)
+    if not is_given:
+        owed = np.asarray(min_new_tokens)
+        if owed.dtype.kind not in "iu" or owed.shape not in ((), (num_rows,)):
+            raise ValueError(f"min_new_tokens must be one whole number or one per row ({num_rows}); got {min_new_tokens!r}.")
+        if owed.min() < 0 or owed.max() > max_new_tokens:
+            raise ValueError(f"min_new_tokens must lie in 0..max_new_tokens ({max_new_tokens}); got {min_new_tokens}.")
+        is_given = bool(owed.any())
+    if not is_traced(suppressed_token_ids):
+        given = np.unique(np.asarray(suppressed_token_ids))
+        if np.sum(given >= 0) >= vocab_size:
+            raise ValueError("suppressed_token_ids holds the whole vocabulary; leave at least one token to draw.")
+        is_given = is_given or given.size > 0
+    if not is_given:
+        return None
+    return Bans(
+        token_ids=pad_ids("suppressed_token_ids", suppressed_token_ids, vocab_size),
+        num_owed=jnp.broadcast_to(jnp.asarray(min_new_tokens, jnp.int32), (num_rows,)),
+    )
+
+
+def pad_ids(name: str, token_ids, vocab_size: int) -> Int[Array, " Z"]:
+    """Token ids as an array of a size that seldom changes; unused entries hold -1. Traced ids are taken as they are.
 
     Raises ValueError for an id outside the vocabulary.
     """
-    if is_traced(stop_token_ids):
-        return stop_token_ids.astype(jnp.int32)
-    ids = np.asarray(stop_token_ids).reshape(-1)
+    if is_traced(token_ids):
+        return token_ids.astype(jnp.int32)
+    ids = np.asarray(token_ids).reshape(-1)
     if ids.size and ids.dtype.kind not in "iu":
-        raise ValueError(f"stop_token_ids must hold integers; got {ids.dtype}.")
+        raise ValueError(f"{name} must hold integers; got {ids.dtype}.")
     wrong = ids[(ids < -1) | (ids >= vocab_size)]
     if wrong.size:
-        raise ValueError(f"stop_token_ids holds {wrong[0]}, outside the target's vocabulary 0..{vocab_size - 1}.")
-    padded = np.full((max(round_up(ids.size, _STOP_SLOTS), _STOP_SLOTS),), -1, np.int32)
+        raise ValueError(f"{name} holds {wrong[0]}, outside the target's vocabulary 0..{vocab_size - 1}.")
+    padded = np.full((max(round_up(ids.size, _ID_SLOTS), _ID_SLOTS),), -1, np.int32)
     padded[: ids.size] = ids
     return jnp.asarray(padded)
 

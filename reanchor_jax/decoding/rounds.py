@@ -17,7 +17,7 @@ from reanchor_jax.cache import Committed, gather, write
 from reanchor_jax.decoding.config import Arm, DecodeConfig, Schedule
 from reanchor_jax.decoding.propose import Proposal, propose
 from reanchor_jax.decoding.retain import Retained, retain
-from reanchor_jax.decoding.sampling import Choice, Sampling, choose, position_noise
+from reanchor_jax.decoding.sampling import Bans, Choice, Sampling, banned, choose, position_noise
 from reanchor_jax.decoding.schedule import count, pick_arm, promised_drafts
 from reanchor_jax.decoding.state import DecodeState, num_places, require_drafter
 from reanchor_jax.decoding.verify import first_nodes, prompt_mask, verify
@@ -141,7 +141,16 @@ def _judge(target: Target, drafter: Drafter, state: DecodeState, config: DecodeC
 
     def verify_and_walk(size: int):
         cut_trie = first_nodes(trie, size)
-        verified = verify(target, drafter, cut_trie, Committed(layers=state.target_cache, lengths=state.lengths), state.sampling, noise)
+        verified = verify(
+            target,
+            drafter,
+            cut_trie,
+            Committed(layers=state.target_cache, lengths=state.lengths),
+            state.sampling,
+            noise,
+            bans=state.bans,
+            stop_token_ids=state.stop_token_ids,
+        )
         walked = walk(
             cut_trie,
             verified.choice.tokens,
@@ -204,6 +213,7 @@ def _commit(state: DecodeState, verdict: _Verdict) -> tuple[DecodeState, Emitted
         lengths=state.lengths + verdict.num_emitted,
         anchors=_next_anchor(verdict.choice, verdict.num_emitted, state.anchors),
         remaining=state.remaining - verdict.num_emitted,
+        bans=_pay(state.bans, verdict.num_emitted),
         finish=verdict.finish,
         target_cache=write(state.target_cache, verdict.keys_values, state.lengths),
         drafter_cache=write(state.drafter_cache, verdict.context_keys_values, state.lengths),
@@ -340,7 +350,9 @@ def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitt
         prompt_mask(1),
         committed=Committed(layers=state.target_cache, lengths=state.lengths),
     )
-    choice = choose(target.logits(output.states), state.sampling, noise, jnp.zeros((num_rows, 1), jnp.int32))
+    first = jnp.zeros((num_rows, 1), jnp.int32)
+    is_banned = banned(state.bans, state.stop_token_ids, first, vocab_size=target.config.vocab_size)
+    choice = choose(target.logits(output.states), state.sampling, noise, first, is_banned)
     num_emitted, finish = cut(
         choice.tokens,
         jnp.ones((num_rows,), jnp.int32),
@@ -354,6 +366,7 @@ def _plain_round(target: Target, state: DecodeState) -> tuple[DecodeState, Emitt
         lengths=state.lengths + num_emitted,
         anchors=_next_anchor(choice, num_emitted, state.anchors),
         remaining=state.remaining - num_emitted,
+        bans=_pay(state.bans, num_emitted),
         finish=finish,
         target_cache=write(state.target_cache, keys_values, state.lengths),
     )
@@ -367,6 +380,11 @@ def _smallest(buckets: tuple[int, ...], needed: Int[Array, ""], branch):
         return branch(buckets[0])
     index = jnp.sum(needed > jnp.asarray(buckets[:-1], jnp.int32), dtype=jnp.int32)
     return jax.lax.switch(index, [partial(branch, size) for size in buckets])
+
+
+def _pay(bans: Bans | None, num_emitted: Int[Array, " B"]) -> Bans | None:
+    """The bans after a row has emitted tokens it owed."""
+    return None if bans is None else bans._replace(num_owed=bans.num_owed - num_emitted)
 
 
 def _next_anchor(choice: Choice, num_emitted: Int[Array, " B"], anchors: Int[Array, " B"]) -> Int[Array, " B"]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float, Int, Key
+from jaxtyping import Array, Bool, Float, Int, Key
 
 # folded in before the position, so a draft's own noise never meets the target's, nor a component's that of a token
 _DRAFT_STREAM, _COMPONENT_STREAM = 0xFFFFFFFF, 0xFFFFFFFE
@@ -42,6 +42,16 @@ class Sampling(NamedTuple):
     top_k: Int[Array, " B"]
     top_p: Float[Array, " B"]
     min_p: Float[Array, " B"]
+
+
+class Bans(NamedTuple):
+    """Tokens that the target may not draw.
+
+    token_ids: never; unused entries hold -1. num_owed: tokens a row must still emit before it may end; 0 or less: it may.
+    """
+
+    token_ids: Int[Array, " Y"]
+    num_owed: Int[Array, " B"]
 
 
 class Choice(NamedTuple):
@@ -153,15 +163,39 @@ def filter_logits(logits: Float[Array, "B N V"], sampling: Sampling) -> Float[Ar
     return jnp.where(scaled >= threshold, scaled, -jnp.inf)
 
 
-def choose(logits: Float[Array, "B N V"], sampling: Sampling, noise: Float[Array, "B J V"], noise_indices: Int[Array, "B N"]) -> Choice:
-    """Pick one token a place: argmax at temperature 0, else argmax of filtered logits plus the noise row named by noise_indices."""
+def banned(
+    bans: Bans | None, stop_token_ids: Int[Array, " Z"], depths: Int[Array, "B N"], *, vocab_size: int
+) -> Bool[Array, "B N V"] | None:
+    """Which tokens may not be drawn behind depths further tokens of each row: banned ones, and stop tokens as long as the row owes more."""
+    if bans is None:
+        return None
+
+    def among(ids):
+        return jnp.zeros((vocab_size,), bool).at[jnp.where(ids < 0, vocab_size, ids)].set(True, mode="drop")
+
+    is_early = depths < bans.num_owed[:, None]
+    return among(bans.token_ids)[None, None] | (is_early[..., None] & among(stop_token_ids)[None, None])
+
+
+def choose(
+    logits: Float[Array, "B N V"],
+    sampling: Sampling,
+    noise: Float[Array, "B J V"],
+    noise_indices: Int[Array, "B N"],
+    is_banned: Bool[Array, "B N V"] | None = None,
+) -> Choice:
+    """Pick one token a place: argmax at temperature 0, else argmax of filtered logits plus the noise row named by noise_indices.
+
+    is_banned: tokens left out before anything else; the log-probabilities are those of the model with them in, the processed ones without.
+    """
     # cast where it is read, not here: a branch below would be given a float32 copy of all logits
     log_normalizer = jax.nn.logsumexp(logits.astype(jnp.float32), axis=-1)
     is_sampled = sampling.temperature > 0
-    greedy = argmax(logits)
+    allowed = logits if is_banned is None else jnp.where(is_banned, jnp.asarray(-jnp.inf, logits.dtype), logits)
+    greedy = argmax(allowed)
 
     def sample():
-        filtered = filter_logits(logits, sampling)
+        filtered = filter_logits(allowed, sampling)
         perturbed = filtered + jnp.take_along_axis(noise, noise_indices[:, :, None], axis=1)
         tokens = jnp.where(is_sampled[:, None], argmax(perturbed), greedy)
         chosen = _at(filtered, tokens) - jax.nn.logsumexp(filtered, axis=-1)

@@ -13,7 +13,7 @@ from reanchor_jax.cache import KVCache
 from reanchor_jax.config import CACHE_CHUNK
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.retain import Retained
-from reanchor_jax.decoding.sampling import Sampling
+from reanchor_jax.decoding.sampling import Bans, Sampling
 from reanchor_jax.decoding.schedule import Acceptance
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.statistics import StepInfo
@@ -42,6 +42,7 @@ class DecodeState(NamedTuple):
     keys: row keys; a token's noise is folded from its row's key and its position.
     sampling: how the rows draw.
     stop_token_ids: ids that end a row; unused entries hold -1.
+    bans: tokens that may not be drawn; None where nothing is banned.
     target_cache, drafter_cache: committed keys and values per layer; the drafter's is empty without one.
     retained: rejected states of the previous round.
     acceptance: drafts accepted of late, beside those that its arms promised; 0 without one.
@@ -60,6 +61,7 @@ class DecodeState(NamedTuple):
     retained: Retained
     acceptance: Acceptance
     backlog: Backlog
+    bans: Bans | None = None
 
 
 class Generation(NamedTuple):

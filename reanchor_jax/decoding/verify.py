@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.decoding.sampling import Choice, Sampling, choose
+from reanchor_jax.decoding.sampling import Bans, Choice, Sampling, banned, choose
 from reanchor_jax.decoding.trie import Trie
 from reanchor_jax.models.drafter import Drafter
 from reanchor_jax.models.target import Target
@@ -37,6 +37,9 @@ def verify(
     committed: Committed,
     sampling: Sampling,
     noise: Float[Array, "B P V"],
+    *,
+    bans: Bans | None,
+    stop_token_ids: Int[Array, " Z"],
 ) -> Verified:
     """Run the target over all nodes. All nodes of one depth draw with the same noise row: that of the position they predict."""
     output = target(
@@ -46,8 +49,9 @@ def verify(
         committed=committed,
         target_layer_ids=drafter.config.target_layer_ids,
     )
+    is_banned = banned(bans, stop_token_ids, trie.depths, vocab_size=target.config.vocab_size)
     return Verified(
-        choice=choose(target.logits(output.states), sampling, noise, trie.depths),
+        choice=choose(target.logits(output.states), sampling, noise, trie.depths, is_banned),
         features=drafter.features(output.taps),
         keys_values=output.keys_values,
     )
