@@ -18,6 +18,7 @@ from tiny import random_models, tiny_drafter_config, tiny_llama_config, tiny_qwe
 
 from reanchor_jax import DecodeConfig, Models, acceptance_lengths, autoregress, checkpoint, generate, pairs
 from reanchor_jax.convert.engine import export_huggingface
+from reanchor_jax.generator import Generator
 from reanchor_jax.text import encode, load_tokenizer
 
 torch = pytest.importorskip("torch")
@@ -233,3 +234,70 @@ def test_plain_decoding_of_the_embedded_target_equals_transformers(embedded):
     found = [rounds.tokens for rounds in ours(pair, prompts, decode=autoregress, max_new_tokens=101, stop_token_ids=stops)]
     expected = [transformers_greedy(pair.target, prompt, max_new_tokens=101, stop_token_ids=stops) for prompt in prompts]
     check_divergences(divergences(pair.target, prompts, expected, found))
+
+
+# fields of a greedy generation, beside a budget of 48 tokens
+GREEDY_FIELDS = {
+    "as it is": {},
+    "an end list": {"eos_token_id": [2, 421]},
+    "no end before": {"eos_token_id": [421, 410, 261], "min_new_tokens": 17},
+    "no end before a length": {"eos_token_id": [421, 410, 261], "min_length": 25},
+    "a length": {"max_new_tokens": None, "max_length": 30},
+    "suppressed": {"suppress_tokens": [421, 410], "bad_words_ids": [[261], [432]]},
+    "stop strings": {"stop_strings": ["ark.", "ig", "y w"]},
+}
+
+
+@pytest.fixture(scope="module")
+def generator(embedded):
+    """The embedded pair behind texts."""
+    return Generator(embedded[0].models, tokenizer=load_tokenizer(pairs.path("stories260k")), config=DecodeConfig.reanchor(cache_length=128))
+
+
+def transformers_output(pair, generator, prompt, **fields):
+    ids = torch.tensor([prompt])
+    asked = {"tokenizer": generator.tokenizer} if "stop_strings" in fields else {}
+    return pair.target.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        pad_token_id=0,
+        return_dict_in_generate=True,
+        output_scores=True,
+        output_logits=True,
+        **{"max_new_tokens": 48, "eos_token_id": [2], **fields},
+        **asked,
+    )
+
+
+@pytest.mark.parametrize("name", GREEDY_FIELDS)
+def test_fields_of_a_greedy_generation_config_give_what_transformers_gives(embedded, generator, name):
+    (pair, prompts), fields = embedded, GREEDY_FIELDS[name]
+    asked = {"max_new_tokens": 48, "eos_token_id": [2], **fields, "output_scores": True, "output_logits": True}
+    for prompt, found in zip(prompts, generator.generate(prompts, generation_config=transformers.GenerationConfig(), **asked), strict=True):
+        theirs = transformers_output(pair, generator, prompt, **fields)
+        expected = theirs.sequences[0, len(prompt) :].tolist()
+        check_divergences(divergences(pair.target, [prompt], [expected], [found.token_ids]))
+        for ours, tensors in ((found.scores, theirs.scores), (found.logits, theirs.logits)):
+            np.testing.assert_allclose(ours, torch.cat(tensors).numpy(), atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+        {"temperature": 1.4, "top_k": 0, "min_p": 0.1},
+        {"top_k": 5, "suppress_tokens": [421, 410], "min_new_tokens": 3},
+        {"top_k": 0, "top_p": 0.5},
+    ],
+    ids=str,
+)
+def test_a_sampled_token_has_the_law_of_transformers(embedded, generator, fields):
+    """What is drawn from the scores is theirs if the scores are; that draws follow them is tested elsewhere (test_distribution)."""
+    pair, prompts = embedded
+    asked = {"do_sample": True, "output_scores": True, "max_new_tokens": 1 + 2 * ("min_new_tokens" in fields), "eos_token_id": [2], **fields}
+    for prompt, found in zip(prompts, generator.generate(prompts, **asked), strict=True):
+        theirs = transformers_output(pair, generator, prompt, **{"do_sample": True, "max_new_tokens": asked["max_new_tokens"], **fields}).scores[0][0]
+        np.testing.assert_allclose(
+            jax.nn.log_softmax(found.scores[0]), torch.log_softmax(theirs, -1).numpy(), atol=1e-4, rtol=0, err_msg=str(fields)
+        )
