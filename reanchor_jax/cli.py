@@ -259,12 +259,12 @@ def _train(args: argparse.Namespace) -> None:
                 "the tokenizer names no mask, unknown or padding token; give --mask-token-id, an id that never occurs in text."
             )
     shape = read_fields(args, DrafterShape, **recipe.drafter | {"mask_token_id": mask})
-    start = args.start or recipe.start
+    start = recipe.start if args.start is None else args.start
     sources = {
         "target": loaded.name.partition("/")[0],
         "texts": Path(args.prompts).name,
         "recipe": recipe.name,
-        "start": start and (start if start in pairs.names() else Path(start).name),
+        "start": start if start is None or start in pairs.names() else Path(start).name,
     }
     written = make_drafter(
         loaded.models.target,
@@ -280,7 +280,8 @@ def _train(args: argparse.Namespace) -> None:
     )
     chart = charts.write_training_chart(written.parent)
     print(f"written: {written}" + ("" if chart is None else f", {chart}"))
-    print(f"join it with its target: reanchor-jax convert --pair DIR_OF_TARGET --drafter {written} --out DIR")
+    with_target = f"--pair {args.pair}" if args.pair is not None else f"--target {args.target}"
+    print(f"join it with its target: reanchor-jax convert {with_target} --drafter {written} --out DIR")
 
 
 def _load_peers(args: argparse.Namespace, ids: list[list[int]], request: Request) -> dict[str, Any]:

@@ -182,7 +182,9 @@ def _check_honoured(fields: Mapping[str, Any], *, is_callers: bool) -> None:
         if not (name in known or value is None or (name in _NEUTRAL and value == _NEUTRAL[name]))
     ]
     if refused:
-        where = "" if is_callers else " (of the model's generation_config.json; give a value that asks for nothing, as repetition_penalty=1.0)"
+        where = (
+            "" if is_callers else " (of the model's generation_config.json; give a value that asks for nothing, as repetition_penalty=1.0)"
+        )
         raise ValueError(f"{', '.join(refused)} is not honoured{where}; honoured are {', '.join(HONOURED)}.")
 
 

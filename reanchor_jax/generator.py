@@ -74,7 +74,7 @@ class Generator:
     """A pair with its tokenizer and the model's own generation settings, ready for texts.
 
     pair: an embedded pair's name, a directory, or Models (then give a tokenizer, or ask with token ids only).
-    config: how to decode; None is ReAnchor (plain decoding without a drafter), for as many tokens as the target has positions, 4,096 at most.
+    config: how to decode; None is ReAnchor (plain decoding without a drafter), for as many tokens as the target has positions, or 4,096.
     Every call compiles once for a number of rows; other prompts, lengths and sampling values compile nothing.
     Raises FileNotFoundError and ValueError as `load_pair` does.
     """
@@ -135,7 +135,7 @@ class Generator:
         return completions[0] if is_one and len(completions) == 1 else completions
 
     def stream(self, prompt: Prompt, **asked: Any) -> Iterator[str]:
-        """Yield one prompt's completion piece by piece, a piece a round at most; joined, the pieces are its text. Arguments as `generate`'s.
+        """Yield one prompt's completion piece by piece, a piece a round at most; joined, they are its text. Arguments as `generate`'s.
 
         Characters whose bytes are not all there wait, and so does what may become a stop string.
         """
@@ -170,14 +170,12 @@ class Generator:
             yield piece  # pyright: ignore[reportReturnType] - all but the end are text
 
     def _request(self, generation_config: Any, fields: Mapping[str, Any]) -> TextRequest:
-        request = read_request(
-            generation_config, fields, of_model=self._of_model, stop_token_ids=self.models.target.config.eos_token_ids
-        )
+        request = read_request(generation_config, fields, of_model=self._of_model, stop_token_ids=self.models.target.config.eos_token_ids)
         if request.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to be seen; give one, or stop at eos_token_id.")
         return request
 
-    def _ids(self, prompts: Sequence[Prompt], thinking: bool | None) -> list[list[int]]:
+    def _ids(self, prompts: Any, thinking: bool | None) -> list[list[int]]:
         if not len(prompts):
             raise ValueError("prompts is empty; give one prompt at least.")
         ids = []
@@ -188,7 +186,7 @@ class Generator:
                 raise ValueError(f"prompt {index}: {error}") from error
         return ids
 
-    def _encode(self, prompt: Prompt, thinking: bool | None) -> list[int]:
+    def _encode(self, prompt: Any, thinking: bool | None) -> list[int]:
         if isinstance(prompt, str):
             if thinking is not None:
                 raise ValueError("thinking is a chat template's; give the prompt as messages.")
@@ -241,15 +239,11 @@ class Generator:
             )
         return rows
 
-    def _rounds(
-        self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int, *, is_text: bool = False
-    ) -> Iterator[list[_Row]]:
+    def _rounds(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int, *, is_text: bool = False) -> Iterator[list[_Row]]:
         """Rows as they stand after the prefill and after every round; a row whose stop string is complete is ended on the device."""
         arguments = self._arguments(prompts, request, seed)
         has_text = is_text or bool(request.stop_strings)
-        rows = [
-            _Row(list(prompt), Follower(self.tokenizer, prompt, request.stop_strings) if has_text else None) for prompt in prompts
-        ]
+        rows = [_Row(list(prompt), Follower(self.tokenizer, prompt, request.stop_strings) if has_text else None) for prompt in prompts]
         state, emitted = prefill(**arguments)
         is_round = False
         while True:
@@ -322,7 +316,9 @@ def _score(target, tokens, sampling, bans, stop_token_ids, depths):
     """Scores and logits [B S V] behind every token: logits after bans, temperature and filters; and as they are."""
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32)[None], tokens.shape)
     logits = target.logits(target(tokens, positions, prompt_mask(tokens.shape[1])).states).astype(jnp.float32)
-    allowed = jnp.where(banned(bans, stop_token_ids, depths, vocab_size=logits.shape[-1]), -jnp.inf, logits)
+    is_banned = banned(bans, stop_token_ids, depths, vocab_size=logits.shape[-1])
+    assert is_banned is not None
+    allowed = jnp.where(is_banned, -jnp.inf, logits)
     temperature = jnp.where(sampling.temperature > 0, sampling.temperature, 1.0)[:, None, None]
     is_kept = (filter_logits(allowed, sampling) > -jnp.inf) | (sampling.temperature == 0)[:, None, None]
     return jnp.where(is_kept, allowed / temperature, -jnp.inf), logits

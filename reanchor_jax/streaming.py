@@ -12,7 +12,7 @@ _UNFINISHED = "\ufffd"  # what a decoder shows for bytes that are no whole chara
 
 
 class Follower:
-    """The text of one row. `text`: what its tokens say so far, unfinished characters left out; where stopped, what precedes the stop string."""
+    """The text of one row. `text`: what its tokens say so far, without unfinished characters; of a stopped row, what precedes the stop."""
 
     def __init__(self, tokenizer: Any, prompt: Sequence[int], stop_strings: Sequence[str] = ()):
         self.text, self.is_stopped = "", False

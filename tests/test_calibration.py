@@ -1,4 +1,4 @@
-"""Calibration: errors equal a slow count, known temperatures are found, and recorded confidences are decoding's own."""
+"""Calibration: errors equal a slow count, known temperatures are found, and and recorded blocks are judged by the head."""
 
 import jax
 import numpy as np
@@ -44,7 +44,7 @@ def test_log_odds_that_were_scaled_are_scaled_back_one_token_after_another():
     assert np.all(found.error_before[:3] > 0.03)
 
 
-def test_well_calibrated_log_odds_keep_about_their_temperature_and_errors_never_rise():
+def test_well_calibrated_log_odds_keep_about_their_temperature_and_the_first_tokens_error_does_not_rise():
     log_odds, num_accepted = drafts(3000, 3, seed=2)
     found = fit_temperatures(log_odds, num_accepted)
     np.testing.assert_allclose(found.temperatures, 1.0, rtol=0.35)
@@ -61,7 +61,7 @@ def test_no_block_and_no_confidence_head_are_refused():
 
 
 @pytest.mark.slow
-def test_recorded_confidences_are_those_of_the_blocks_as_decoding_judges_them():
+def test_confidences_of_recorded_blocks_are_the_heads_own_and_all_whole_blocks_are_fitted():
     target = tiny_llama_config()
     models = random_models(target, tiny_family_config("dspark", target), seed=5)
     drafter = models.drafter
@@ -80,3 +80,18 @@ def test_recorded_confidences_are_those_of_the_blocks_as_decoding_judges_them():
     np.testing.assert_allclose(found, expected, atol=1e-6)
     calibration = jax.tree.map(np.asarray, calibrate(models, prompts, np.asarray([4, 7, 9], np.int32)))
     assert calibration.num_blocks == int((recorded.num_blocks - 1).sum())
+    # row by row: each whole block's log-odds beside its own accepted drafts
+    odds = np.asarray(_log_odds(*models, recorded.tokens, recorded.anchors, recorded.proposals))
+    whole = [(row, block) for row in range(3) for block in range(int(recorded.num_blocks[row]) - 1)]
+    by_hand = fit_temperatures(
+        np.stack([odds[row, block] for row, block in whole]), np.asarray([recorded.num_accepted[row, block] for row, block in whole])
+    )
+    np.testing.assert_array_equal(calibration.temperatures, by_hand.temperatures)
+    scales = tuple(0.5 + 0.25 * index for index in range(drafter.config.num_drafts))
+    confidence = {"confidence_temperatures": list(scales)}
+    config = tiny_family_config("dspark", target)
+    config["dflash_config"] = {**config.get("dflash_config", {}), **confidence}
+    scaled = random_models(target, config, seed=5)
+    assert scaled.drafter.confidence.config.temperatures == scales
+    again = np.asarray(_log_odds(*scaled, recorded.tokens, recorded.anchors, recorded.proposals))
+    np.testing.assert_allclose(again, odds, rtol=1e-4, atol=1e-5)  # at temperature 1, whatever the drafter divides by

@@ -14,7 +14,7 @@ from reanchor_jax.decoding.sampling import row_keys
 from reanchor_jax.decoding.verify import prompt_mask
 from reanchor_jax.huggingface import read_target
 from reanchor_jax.training.families import FAMILIES
-from reanchor_jax.training.losses import cross_entropy, divergence, hit_rates, slot_weights, total_variation, weighted_mean
+from reanchor_jax.training.losses import cross_entropy, divergence, hit_rates, reach_weights, slot_weights, total_variation, weighted_mean
 from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits, refined_logits
 from reanchor_jax.training.rollouts import record_blocks
 from reanchor_jax.training.shape import DrafterShape
@@ -72,6 +72,10 @@ def test_weights_of_slots_by_hand():
     inside = jnp.asarray([[[True, True, True, False]]])
     np.testing.assert_allclose(slot_weights(inside, decay=2.0)[0, 0], [1, np.exp(-0.5), np.exp(-1), 0], rtol=1e-6)
     np.testing.assert_allclose(slot_weights(inside, decay=0.0, emphasis=3.0, old_slots=1)[0, 0], [1, 3, 3, 0])
+    # chances 1, 1/2, 1/4 count as 1, 3/4, 5/8: what reaches a slot is 1, 3/4, 15/32, and a slot weighs what reaches it and all behind it
+    losses = -jnp.log(jnp.asarray([[[1.0, 0.5, 0.25, 0.5]]]))
+    np.testing.assert_allclose(reach_weights(losses, inside)[0, 0], [1 + 0.75 + 15 / 32, 0.75 + 15 / 32, 15 / 32, 0], rtol=1e-6)
+    assert not np.asarray(jax.grad(lambda losses: reach_weights(losses, inside).sum())(losses)).any()
     logits = jnp.asarray([[[[0.0, 1.0], [2.0, 1.0]]], [[[0.0, 1.0], [0.0, 1.0]]]])
     rates = hit_rates(logits, jnp.asarray([[[1, 1]], [[0, 1]]], jnp.int32), jnp.asarray([[[True, True]], [[True, False]]]))
     np.testing.assert_allclose(rates, [0.5, 0.0])

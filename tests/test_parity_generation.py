@@ -251,7 +251,9 @@ GREEDY_FIELDS = {
 @pytest.fixture(scope="module")
 def generator(embedded):
     """The embedded pair behind texts."""
-    return Generator(embedded[0].models, tokenizer=load_tokenizer(pairs.path("stories260k")), config=DecodeConfig.reanchor(cache_length=128))
+    return Generator(
+        embedded[0].models, tokenizer=load_tokenizer(pairs.path("stories260k")), config=DecodeConfig.reanchor(cache_length=128)
+    )
 
 
 def transformers_output(pair, generator, prompt, **fields):
@@ -295,9 +297,17 @@ def test_fields_of_a_greedy_generation_config_give_what_transformers_gives(embed
 def test_a_sampled_token_has_the_law_of_transformers(embedded, generator, fields):
     """What is drawn from the scores is theirs if the scores are; that draws follow them is tested elsewhere (test_distribution)."""
     pair, prompts = embedded
-    asked = {"do_sample": True, "output_scores": True, "max_new_tokens": 1 + 2 * ("min_new_tokens" in fields), "eos_token_id": [2], **fields}
+    asked = {
+        "do_sample": True,
+        "output_scores": True,
+        "max_new_tokens": 1 + 2 * ("min_new_tokens" in fields),
+        "eos_token_id": [2],
+        **fields,
+    }
     for prompt, found in zip(prompts, generator.generate(prompts, **asked), strict=True):
-        theirs = transformers_output(pair, generator, prompt, **{"do_sample": True, "max_new_tokens": asked["max_new_tokens"], **fields}).scores[0][0]
+        theirs = transformers_output(
+            pair, generator, prompt, **{"do_sample": True, "max_new_tokens": asked["max_new_tokens"], **fields}
+        ).scores[0][0]
         np.testing.assert_allclose(
             jax.nn.log_softmax(found.scores[0]), torch.log_softmax(theirs, -1).numpy(), atol=1e-4, rtol=0, err_msg=str(fields)
         )

@@ -36,15 +36,15 @@ class Calibration(NamedTuple):
     num_blocks: int
 
 
-def calibrate(models: Models, prompts: np.ndarray, starts: np.ndarray) -> Calibration:
-    """Decode greedily from beginnings of prompts [N S], each from its start on, and fit the temperatures to what became of the drafts.
+def calibrate(models: Models, prompts: np.ndarray, starts: np.ndarray, *, temperature: float = 0.0) -> Calibration:
+    """Decode from beginnings of prompts [N S], each from its start on, and fit the temperatures to what became of the drafts.
 
     Raises ValueError if the drafter has no confidence head.
     """
     target, drafter = models
     if drafter is None or drafter.confidence is None:
         raise ValueError("the drafter has no confidence head; there is nothing to calibrate.")
-    recorded = record_blocks(models, prompts, starts)
+    recorded = record_blocks(models, prompts, starts, temperature=temperature)
     found = np.asarray(_log_odds(target, drafter, recorded.tokens, recorded.anchors, recorded.proposals))
     # the last block of a row may have been cut by the row's end
     is_whole = np.arange(recorded.anchors.shape[1])[None] < recorded.num_blocks[:, None] - 1

@@ -2,7 +2,8 @@
 
 In: logits of drafter and target [*batch V], tokens, weights of slots.
 Out: one number a slot, or one for the batch.
-Source: DFlash (arXiv 2602.06036): weights exp(-(k-1)/gamma); DBloom (arXiv 2608.30427): more weight for newly exposed slots.
+Source: DFlash (arXiv 2602.06036): weights exp(-(k-1)/gamma); DBloom (arXiv 2608.30427): more weight for newly exposed slots; D-PACE, as
+    the open trainers have it: weights from the drafter's own chances.
 """
 
 import jax
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from reanchor_jax.decoding.sampling import argmax
+
+_CERTAINTY = 0.5  # D-PACE's alpha
 
 
 def slot_weights(is_inside: Bool[Array, "B C K1"], *, decay: float, emphasis: float = 1.0, old_slots: int = 0) -> Float[Array, "B C K1"]:
@@ -19,6 +22,17 @@ def slot_weights(is_inside: Bool[Array, "B C K1"], *, decay: float, emphasis: fl
     if old_slots:
         weights = jnp.where(drafted >= old_slots, emphasis * weights, weights)
     return jnp.where(is_inside, weights[None, None], 0.0)
+
+
+def reach_weights(losses: Float[Array, "B C K1"], is_inside: Bool[Array, "B C K1"]) -> Float[Array, "B C K1"]:
+    """D-PACE: how many accepted drafts hang on each slot: the sum over slots m from it on of the chance that all up to m are right.
+
+    losses: cross-entropies; a slot's chance exp(-loss) counts half, beside half a certainty, so that later slots weigh something at first.
+    No gradient flows through the weights.
+    """
+    chances = (1 - _CERTAINTY) * jnp.exp(-jax.lax.stop_gradient(losses)) + _CERTAINTY
+    reached = jnp.where(is_inside, jnp.cumprod(chances, axis=-1), 0.0)
+    return jnp.where(is_inside, jnp.flip(jnp.cumsum(jnp.flip(reached, -1), axis=-1), -1), 0.0)
 
 
 def weighted_mean(values: Float[Array, "*batch"], weights: Float[Array, "*batch"]) -> Float[Array, ""]:

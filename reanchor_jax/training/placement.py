@@ -16,8 +16,10 @@ AXES = ("data", "model")
 def make_mesh(data: int, model: int) -> Mesh:
     """A mesh of data * model of this machine's devices. Raises ValueError if there are fewer."""
     devices = jax.devices()
-    if data < 1 or model < 1 or data * model > len(devices):
-        raise ValueError(f"a mesh of {data} by {model} needs {data * model} devices, at least 1; there are {len(devices)}.")
+    if data < 1 or model < 1:
+        raise ValueError(f"both axes of a mesh must be at least 1; got {data} by {model}.")
+    if data * model > len(devices):
+        raise ValueError(f"a mesh of {data} by {model} needs {data * model} devices; there are {len(devices)}.")
     return jax.make_mesh((data, model), AXES, devices=devices[: data * model], axis_types=(jax.sharding.AxisType.Auto,) * 2)
 
 

@@ -1,7 +1,7 @@
 """Make a drafter for a target from texts, in one resumable go: rollouts, training, evaluation, a drafter directory.
 
 In: a target, texts, what to sample, the drafter's shape, how to train.
-Out: a folder with `recipe.json`, `rollouts.npz`, `log.jsonl`, `checkpoints/` and, at the end, `drafter/`.
+Out: a folder with `recipe.json`, `rollouts.npz`, what `train` writes and, at the end, `drafter/`.
 Source: DFlash (arXiv 2602.06036). The last texts are held out: no sequence begins from them, and tau is measured on them by decoding.
 """
 
@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,14 @@ from reanchor_jax import checkpoint, huggingface
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.loop import generate
 from reanchor_jax.decoding.sampling import make_sampling
+from reanchor_jax.files import check_vacant
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.statistics import summarize
 from reanchor_jax.text import pad_prompts, pin_settings
 from reanchor_jax.training.calibration import calibrate
 from reanchor_jax.training.placement import check_batch, place_weights
-from reanchor_jax.training.rollouts import Rollouts, mixed_rollouts
+from reanchor_jax.training.rollouts import SHORTEST_PROMPT, Rollouts, mixed_rollouts
 from reanchor_jax.training.shape import DrafterShape
 from reanchor_jax.training.trainer import TrainConfig, init_drafter, train, warm_start
 
@@ -62,9 +64,10 @@ class RolloutConfig:
         for name in ("num_sequences", "num_held_out"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
-        if not 8 <= self.longest_prompt < self.sequence_length:
+        if not SHORTEST_PROMPT <= self.longest_prompt < self.sequence_length:
             raise ValueError(
-                f"longest_prompt ({self.longest_prompt}) must be at least 8 and less than sequence_length ({self.sequence_length})."
+                f"longest_prompt ({self.longest_prompt}) must be at least {SHORTEST_PROMPT} and less than sequence_length "
+                f"({self.sequence_length})."
             )
         for name in ("own_prefix_rate", "sampled_rate"):
             if not 0 <= getattr(self, name) <= 1:
@@ -99,19 +102,25 @@ def make_drafter(
             f"sequence_length ({length}) must lie in {parsed.block_size + 2}..{limit}: "
             "a block and two tokens at least, at most the positions the target was made for."
         )
+    if rollout_config.longest_prompt > length - parsed.block_size:
+        raise ValueError(
+            f"longest_prompt ({rollout_config.longest_prompt}) must leave room for a block of {parsed.block_size} in sequence_length "
+            f"({length}): at most {length - parsed.block_size}."
+        )
     if len(texts) <= rollout_config.num_held_out:
         raise ValueError(f"{len(texts)} texts leave none to train on after {rollout_config.num_held_out} held out; give more texts.")
     if mesh is not None:
         check_batch(mesh, config.batch_size)
         target = place_weights(target, mesh)
-    held_out = _evaluated([encode(text) for text in texts[-rollout_config.num_held_out :]], rollout_config)
+    encoded = _encoded(texts, encode, vocab_size=target.config.vocab_size)
+    known, held_out = encoded[: -rollout_config.num_held_out], _evaluated(encoded[-rollout_config.num_held_out :], rollout_config)
+    _check_usable(known, rollout_config)
     evaluate = tau_of(target, held_out, temperature=config.decoding_temperature)
     if parsed.confidence is not None and max(map(len, held_out)) + 3 * parsed.block_size > limit:
         raise ValueError(
             f"held-out texts of {max(map(len, held_out))} tokens leave too little of {limit} positions to calibrate on; "
             "lower longest_prompt."
         )
-    known = texts[: -rollout_config.num_held_out]
     sampling = {
         **dataclasses.asdict(rollout_config),
         "seed": config.seed,
@@ -126,14 +135,17 @@ def make_drafter(
         if new := sorted(checkpoint.leaves(drafter).keys() - taken):
             tqdm.write(f"{len(taken)} weights are the start's; new are {', '.join(new)}")
     out.mkdir(parents=True, exist_ok=True)
+    check_vacant(out / "drafter", foreign_entry=checkpoint.foreign_entry)
+    if (out / "checkpoints").exists() and not (out / "checkpoints").is_dir():
+        raise FileExistsError(f"{out / 'checkpoints'} is no folder; remove it or choose another --out.")
     pin_settings(out / "recipe.json", recipe)
     rollouts = _load_rollouts(out / "rollouts.npz", sampling)
     if rollouts is None:
-        whole = [encode(text) for text in known]
-        parts = [] if rollout_config.is_chat else [encode(part) for text in known for part in later_parts(text)]
+        own = texts[: -rollout_config.num_held_out]
+        parts = [] if rollout_config.is_chat else [encode(part) for text in own for part in later_parts(text)]
         rollouts = mixed_rollouts(
             target,
-            [*whole, *whole, *parts],  # a text's own beginning counts twice
+            [*known, *known, *parts],  # a text's own beginning counts twice
             count=rollout_config.num_sequences,
             length=rollout_config.sequence_length,
             longest_prompt=rollout_config.longest_prompt,
@@ -147,18 +159,21 @@ def make_drafter(
     drafter = train(drafter, target, rollouts, config=config, out=out, evaluate=evaluate, mesh=mesh, show_progress=show_progress)
     provenance: dict[str, Any] = {**recipe, "taken_from_start": taken, "evaluation": dict(evaluate(drafter))}
     if drafter.confidence is not None:
-        drafter, drafter_config, provenance["calibration"] = _calibrated(Models(target=target, drafter=drafter), drafter_config, held_out)
+        models = Models(target=target, drafter=drafter)
+        drafter, drafter_config, provenance["calibration"] = _calibrated(
+            models, drafter_config, held_out, temperature=config.decoding_temperature
+        )
     provenance = {"drafter": provenance}
     return checkpoint.save_drafter(out / "drafter", drafter, drafter_config=drafter_config, provenance=provenance, overwrite=True)
 
 
 def _calibrated(
-    models: Models, drafter_config: dict[str, Any], prompts: Sequence[Sequence[int]]
+    models: Models, drafter_config: dict[str, Any], prompts: Sequence[Sequence[int]], *, temperature: float
 ) -> tuple[Drafter, dict[str, Any], dict[str, Any]]:
     """The drafter and its config with confidences calibrated on what follows held-out prompts; and what that did."""
     tokens, lengths = pad_prompts(prompts)
     room = min(_EVALUATED_NEW, models.target.config.max_positions - tokens.shape[1])
-    found = calibrate(models, np.pad(tokens, ((0, 0), (0, room))), lengths)
+    found = calibrate(models, np.pad(tokens, ((0, 0), (0, room))), lengths, temperature=temperature)
     own = {**drafter_config["dflash_config"], "confidence_temperatures": found.temperatures.tolist()}
     drafter_config = {**drafter_config, "dflash_config": own}
     assert models.drafter is not None
@@ -196,6 +211,31 @@ def tau_of(target: Target, prompts: Sequence[Sequence[int]], *, temperature: flo
     return evaluate
 
 
+def _encoded(texts: Sequence[str], encode: Callable[[str], list[int]], *, vocab_size: int) -> list[list[int]]:
+    """Token ids of every text. Raises ValueError, naming the text by its place from 1 on, if it cannot be read or knows more tokens."""
+    encoded = []
+    for place, text in enumerate(texts, start=1):
+        try:
+            ids = encode(text)
+        except ValueError as error:
+            raise ValueError(f"text {place}: {error}") from error
+        if wrong := [token for token in ids if not 0 <= token < vocab_size]:
+            raise ValueError(
+                f"text {place} holds token id {wrong[0]}, outside the target's vocabulary 0..{vocab_size - 1}; "
+                "the tokenizer is another model's, or has tokens added."
+            )
+        encoded.append(ids)
+    return encoded
+
+
+def _check_usable(texts: Sequence[Sequence[int]], config: RolloutConfig) -> None:
+    """Raise ValueError unless some text can begin a sequence."""
+    least, most = SHORTEST_PROMPT, config.longest_prompt
+    if not any(len(text) >= least and (not config.is_chat or len(text) <= most) for text in texts):
+        rule = f"{least}..{most} tokens; raise longest_prompt" if config.is_chat else f"{least} tokens or more; give longer texts"
+        raise ValueError(f"no text to train on has {rule}.")
+
+
 def _evaluated(texts: Sequence[Sequence[int]], config: RolloutConfig) -> list[list[int]]:
     """What is decoded from held-out texts: beginnings of 32 tokens, or whole messages. Raises ValueError if no text is fit for it."""
     if config.is_chat:
@@ -228,9 +268,9 @@ def _load_rollouts(path: Path, settings: Mapping[str, Any]) -> Rollouts | None:
     if not path.exists():
         return None
     try:
-        with np.load(path) as stored:
+        with path.open("rb") as file, np.load(file) as stored:
             if json.loads(str(stored["settings"])) != dict(settings):
                 return None
             return Rollouts(tokens=stored["tokens"], starts=stored["starts"])
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path} cannot be read ({error}); remove it to sample again.") from error

@@ -21,6 +21,8 @@ from reanchor_jax.models.drafter import Models
 from reanchor_jax.models.target import Target
 from reanchor_jax.text import pad_prompts
 
+SHORTEST_PROMPT = 8  # tokens of a text that begins a sequence, at least
+
 
 class Rollouts(NamedTuple):
     """Token sequences on the host. tokens: [N S] ids. starts: [N] index of the first token the target wrote itself."""
@@ -132,7 +134,7 @@ def cut_prompts(
     rng = np.random.default_rng(seed)
     usable = [list(text) for text in texts if len(text) >= shortest]
     if not usable:
-        raise ValueError(f"no text has {shortest} tokens or more; give longer texts or a smaller shortest prompt.")
+        raise ValueError(f"no text of those that may be taken has {shortest} tokens or more; give longer texts, or raise longest_prompt.")
     prompts = []
     for _ in range(count):
         text = usable[int(rng.integers(len(usable)))]
@@ -163,7 +165,7 @@ def mixed_rollouts(
     num_own = 0 if is_whole else round(count * own_prefix_rate)
     if is_whole:
         texts = [text for text in texts if len(text) <= longest_prompt]
-    prompts = cut_prompts(texts, count=count - num_own, shortest=8, longest=longest_prompt, seed=seed, is_whole=is_whole)
+    prompts = cut_prompts(texts, count=count - num_own, shortest=SHORTEST_PROMPT, longest=longest_prompt, seed=seed, is_whole=is_whole)
     if num_own:
         first_tokens = [[text[0]] for text in texts]
         begun = roll_out(

@@ -20,9 +20,9 @@ class DrafterShape:
     """Shape of the drafter.
 
     mask_token_id: an id that never occurs in text. num_layers: drafter layers. num_heads: query heads.
-    num_kv_heads: key/value heads; None is num_heads. head_size: width of a head; None is the target's width / num_heads.
-    mlp_width: None is 4 times the target's width. block_size: slots of a drafting pass, the anchor's included.
-    window: context tokens a block sees; 0 is all of them. target_layer_ids: tapped layers; None is all, or 5 spread evenly of more.
+    num_kv_heads: key/value heads; by default num_heads. head_size: width of a head; by default the target's width / num_heads.
+    mlp_width: by default 4 times the target's width. block_size: slots of a drafting pass, the anchor's included.
+    window: context tokens a block sees; 0 is all of them. target_layer_ids: tapped layers; by default all, or 5 spread evenly of more.
     causal_size: width of a causal head's state (Domino) or embedding (DSpark), rank of a refiner (xPress) or a mixture (DBLast).
     causal_width: inner width of Domino's output map or of a refiner's MLPs.
     """

@@ -3,7 +3,7 @@
 In: a target, Rollouts, a TrainConfig.
 Out: a trained drafter; `checkpoints/` and `log.jsonl` in the output folder as it goes.
 Source: DFlash (arXiv 2602.06036). Batch and anchors of a step are drawn from (seed, step) alone, and a family's own drafts from the
-    weights of a step that has a checkpoint, so a resumed run repeats nothing.
+    weights of a step that has a checkpoint, so the steps that a resumed run repeats are the same steps, and its log is the same log.
 """
 
 import json
@@ -26,15 +26,17 @@ from tqdm import tqdm
 
 from reanchor_jax import checkpoint
 from reanchor_jax.config import DrafterConfig
+from reanchor_jax.fields import LARGEST, is_integer, is_number, is_positive
 from reanchor_jax.models.drafter import Drafter, Models
 from reanchor_jax.models.target import Target
-from reanchor_jax.text import pin_settings, write_text
+from reanchor_jax.text import pin_settings, write_bytes
 from reanchor_jax.training.families import FAMILIES
-from reanchor_jax.training.losses import hit_rates, slot_weights
+from reanchor_jax.training.losses import cross_entropy, hit_rates, reach_weights, slot_weights
 from reanchor_jax.training.packed import Proposed, packed_blocks, proposed_logits
 from reanchor_jax.training.placement import check_batch, place_rows, place_weights
 from reanchor_jax.training.rollouts import Recorded, Rollouts, record_blocks
 
+_WEIGHTINGS = ("decay", "d-pace")
 _FINAL_NORM_SCALE = 0.2  # of the target's: at 1.0 the untrained drafter's logits start at a cross-entropy of 28 nats
 _COMPONENT_SCALE = 0.1  # of a mixture's components at first: near the plain block, yet not alike
 
@@ -52,9 +54,11 @@ class Batch(NamedTuple):
 class TrainConfig:
     """How a drafter is trained.
 
-    family: what kind of drafter it is, and with what loss it is trained (`families`).
-    num_steps: optimiser steps. batch_size: sequences a step. num_anchors: blocks drawn in each of them.
-    decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens; 0 weighs all alike.
+    family: what kind of drafter it is, and with what loss it is trained: dflash, dflare, domino, dspark, xpress, dblast, draft-opd or
+        draft-opd-prefixes.
+    num_steps: optimiser steps; to be given where no recipe says it. batch_size: sequences a step. num_anchors: blocks drawn in each.
+    weighting: of slots: decay, or d-pace, by how many drafts hang on each as the drafter stands (`losses.reach_weights`).
+    decay: gamma of the slot weights exp(-(k-1)/gamma), in tokens; 0 weighs all alike. With d-pace there is none.
     old_slots: drafted tokens that the drafter knew before (DBloom), or 0 where there is no such difference.
     emphasis: by how much more the tokens beyond old_slots weigh.
     target_temperature: of the target's distribution that drafts are compared with, in families that do: where much is decoded greedily, one
@@ -72,6 +76,7 @@ class TrainConfig:
     num_steps: int
     batch_size: int = 16
     num_anchors: int = 24
+    weighting: str = "decay"
     decay: float = 7.0
     old_slots: int = 0
     emphasis: float = 3.0
@@ -89,16 +94,21 @@ class TrainConfig:
 
     def __post_init__(self):
         for name in ("num_steps", "batch_size", "num_anchors", "checkpoint_steps", "evaluation_steps", "refresh_steps", "num_recorded"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}.")
+            if not (is_integer(getattr(self, name)) and 1 <= getattr(self, name) <= LARGEST):
+                raise ValueError(f"{name} must be a whole number in 1..{LARGEST}; got {getattr(self, name)}.")
         if self.family not in FAMILIES:
             raise ValueError(f"family must be one of {', '.join(FAMILIES)}; got {self.family!r}.")
-        for name in ("num_warmup", "seed", "old_slots", "decay", "weight_decay", "decoding_temperature"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be 0 or more; got {getattr(self, name)}.")
+        for name in ("num_warmup", "old_slots", "seed"):
+            if not (is_integer(getattr(self, name)) and 0 <= getattr(self, name) <= LARGEST):
+                raise ValueError(f"{name} must be a whole number in 0..{LARGEST}; got {getattr(self, name)}.")
+        for name in ("decay", "weight_decay", "decoding_temperature"):
+            if not (is_number(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} must be 0 or more, and a number float32 can hold; got {getattr(self, name)}.")
         for name in ("learning_rate", "emphasis", "target_temperature"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be more than 0; got {getattr(self, name)}.")
+            if not is_positive(getattr(self, name)):
+                raise ValueError(f"{name} must be more than 0, and a number float32 can hold; got {getattr(self, name)}.")
+        if self.weighting not in _WEIGHTINGS:
+            raise ValueError(f"weighting must be one of {', '.join(_WEIGHTINGS)}; got {self.weighting!r}.")
         if FAMILIES[self.family].is_on_policy and self.checkpoint_steps % self.refresh_steps:
             raise ValueError(
                 f"checkpoint_steps ({self.checkpoint_steps}) must be a multiple of refresh_steps ({self.refresh_steps}): "
@@ -153,18 +163,24 @@ def train(
     evaluate: figures of a drafter, logged every evaluation_steps.
     mesh: of axes `data` and `model` (`placement`); None trains on one device. A run may be resumed on another mesh: sums are then taken in
         another order, and weights differ by rounding.
-    Raises ValueError if `out` holds a run of another TrainConfig or no checkpoint that can be read, if the sequences are too short for a
-    block, for a drafter of another family or with a vocabulary of its own, and for a mesh that the batch does not fill.
+    Raises ValueError if `out` holds a run of another TrainConfig or no checkpoint that can be read, if the sequences leave no room for a
+    block, for a drafter of another family or with a vocabulary of its own, for a mesh that the batch does not fill, and when a step's loss
+    is no finite number.
     """
     family = FAMILIES[config.family]
     kind, has_mixture = None if drafter.config.head is None else drafter.config.head.kind, drafter.latent_mixture is not None
-    if kind not in family.head_kinds or (family.has_confidence and drafter.confidence is None) or has_mixture != family.has_mixture:
-        made = f"a drafter with head {kind}{' and a mixture' if has_mixture else ''}"
+    is_of_family = kind in family.head_kinds and has_mixture == family.has_mixture and drafter.config.fusion == family.fusion
+    if not is_of_family or (family.has_confidence and drafter.confidence is None):
+        made = f"a drafter with head {kind}{' and a mixture' if has_mixture else ''}, taps fused {drafter.config.fusion},"
         raise ValueError(f"{made} is not of the family {config.family}; give the family it was made for.")
     if drafter.vocabulary is not None:
         raise ValueError(f"the drafter's head knows {drafter.config.draft_vocab_size} tokens only; one with all of them is trained.")
-    if rollouts.tokens.shape[1] < drafter.config.block_size + 2:
-        raise ValueError(f"sequences of {rollouts.tokens.shape[1]} tokens are too short for blocks of {drafter.config.block_size}.")
+    length, block_size, longest = rollouts.tokens.shape[1], drafter.config.block_size, int(np.max(rollouts.starts))
+    if length < block_size + 2 or longest > length - block_size:
+        raise ValueError(
+            f"sequences of {length} tokens, {longest} of them a prompt's, are too short for blocks of {block_size}; "
+            "take longer sequences or shorter prompts."
+        )
     if mesh is not None:
         check_batch(mesh, config.batch_size)
         target = place_weights(target, mesh)  # as it lies already where `make_drafter` has placed it
@@ -172,7 +188,8 @@ def train(
     pin_settings(out / "train_config.json", asdict(config))
     optimizer = _optimizer(config)
     weights = {name: jnp.copy(value) for name, value in checkpoint.leaves(drafter).items()}  # the caller's own would be donated
-    state = {"weights": weights, "optimizer": optimizer.init(weights)}
+    # the smoothed loss is NaN before the first step
+    state = {"weights": weights, "optimizer": optimizer.init(weights), "loss": jnp.float32(jnp.nan)}
     state = state if mesh is None else place_weights(state, mesh)
 
     @partial(jax.jit, donate_argnums=0)
@@ -184,20 +201,27 @@ def train(
             if batch.proposals is not None:
                 logits = proposed_logits(target, batch.tokens, batch.anchors, batch.proposals) / config.target_temperature
                 blocks = blocks._replace(proposed=Proposed(batch.proposals, batch.num_accepted, logits))
-            of_slots = slot_weights(blocks.is_inside, decay=config.decay, emphasis=config.emphasis, old_slots=config.old_slots)
+            is_dynamic = config.weighting == "d-pace"
+            decay = 0.0 if is_dynamic else config.decay
+            of_slots = slot_weights(blocks.is_inside, decay=decay, emphasis=config.emphasis, old_slots=config.old_slots)
+            if is_dynamic:
+                of_slots = of_slots * reach_weights(cross_entropy(blocks.logits, blocks.tokens[:, :, 1:]), blocks.is_inside)
             scored = family.loss(trained, target, blocks, of_slots, progress)
             return scored.loss, hit_rates(scored.logits, blocks.tokens[:, :, 1:], blocks.is_inside)
 
         (loss, hits), gradients = jax.value_and_grad(loss_of, has_aux=True)(state["weights"])
         changes, optimizer_state = optimizer.update(gradients, state["optimizer"], state["weights"])
-        return {"weights": optax.apply_updates(state["weights"], changes), "optimizer": optimizer_state}, loss, hits
+        smoothed = jnp.where(jnp.isnan(state["loss"]), loss, 0.98 * state["loss"] + 0.02 * loss)
+        return {"weights": optax.apply_updates(state["weights"], changes), "optimizer": optimizer_state, "loss": smoothed}, loss, hits
 
     options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
     with ocp.CheckpointManager(out.absolute() / "checkpoints", options=options) as checkpoints:
         first, state = _restore(checkpoints, state)
         _keep_log(out / "log.jsonl", first)
         progress = tqdm(range(first, config.num_steps), initial=first, total=config.num_steps, unit="step", disable=not show_progress)
-        smoothed, recorded = None, None
+        if first:
+            tqdm.write(f"resumed from the checkpoint of step {first}")
+        recorded, told = None, {}
         for index in progress:
             if not family.is_on_policy:
                 batch = draw_batch(rollouts, config=config, block_size=drafter.config.block_size, step=index)
@@ -208,12 +232,16 @@ def train(
                 batch = draw_recorded(recorded, config=config, step=index)
             batch = jax.tree.map(jnp.asarray, batch) if mesh is None else place_rows(batch, mesh)
             state, loss, hits = update(state, target, batch, jnp.float32(index / config.num_steps))
-            smoothed = float(loss) if smoothed is None else 0.98 * smoothed + 0.02 * float(loss)
-            progress.set_postfix(loss=f"{smoothed:.3f}", hit=f"{float(hits[0]):.2f}", refresh=False)
-            done = index + 1
+            done, smoothed = index + 1, float(state["loss"])
+            if not np.isfinite(float(loss)):
+                raise ValueError(
+                    f"the loss of step {done} is {float(loss)}; lower learning_rate, in another folder: a run keeps its settings."
+                )
+            progress.set_postfix({"loss": f"{smoothed:.3f}", "hit": f"{float(hits[0]):.2f}", **told}, refresh=False)
             if done % config.evaluation_steps == 0 or done == config.num_steps:
                 record = {"step": done, "loss": smoothed, "hit_rates": np.asarray(hits).round(4).tolist()}
                 record |= dict(evaluate(checkpoint.with_leaves(drafter, state["weights"]))) if evaluate else {}
+                told = {"tau": f"{record['tau']:.2f}"} if "tau" in record else {}
                 with (out / "log.jsonl").open("a") as log:
                     log.write(json.dumps(record) + "\n")
                 tqdm.write(json.dumps({name: value for name, value in record.items() if name != "hit_rates"}))
@@ -247,12 +275,22 @@ def _restore(checkpoints: ocp.CheckpointManager, state: Any) -> tuple[int, Any]:
 
 
 def _keep_log(path: Path, step: int) -> None:
-    """Remove the lines of steps that will be run again."""
+    """Remove the lines of steps that will be run again. Raises ValueError for a line that is none of a log."""
     if path.exists():
-        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        lines = path.read_bytes().splitlines(keepends=True)
+        kept = [line for number, line in enumerate(lines, start=1) if line.endswith(b"\n") and _step_of(path, number, line) <= step]
         if kept != lines:
-            write_text(path, "".join(kept))
+            write_bytes(path, b"".join(kept))
+
+
+def _step_of(path: Path, number: int, line: bytes) -> int:
+    try:
+        step = json.loads(line)["step"]
+        if is_integer(step):
+            return step
+    except (ValueError, TypeError, KeyError, RecursionError):
+        pass
+    raise ValueError(f"{path} line {number} is not a line of a training log; remove that line, nothing else is lost.")
 
 
 def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step: int) -> Batch:
@@ -260,8 +298,7 @@ def draw_batch(rollouts: Rollouts, *, config: TrainConfig, block_size: int, step
     rng = np.random.default_rng((config.seed, step))
     chosen = rng.integers(len(rollouts.tokens), size=config.batch_size)
     tokens = rollouts.tokens[chosen].astype(np.int32)
-    last = tokens.shape[1] - block_size
-    first = np.minimum(rollouts.starts[chosen], last)
+    last, first = tokens.shape[1] - block_size, rollouts.starts[chosen]
     anchors = first[:, None] + (rng.random((config.batch_size, config.num_anchors)) * (last - first + 1)[:, None]).astype(np.int32)
     return Batch(tokens=tokens, anchors=anchors.astype(np.int32))
 

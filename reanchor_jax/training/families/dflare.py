@@ -8,4 +8,6 @@ Source: DFlare (arXiv 2606.02091).
 from reanchor_jax.training.families import dflash
 from reanchor_jax.training.families.family import Family
 
-FAMILY = Family(settings=lambda causal_size, causal_width: {"architectures": ["QwenDFlareDraftModel"]}, loss=dflash.loss)
+FAMILY = Family(
+    settings=lambda causal_size, causal_width: {"architectures": ["QwenDFlareDraftModel"]}, loss=dflash.loss, fusion="per_layer"
+)
