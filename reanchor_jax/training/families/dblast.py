@@ -2,7 +2,8 @@
 
 In: Blocks, with the states of their first slots.
 Out: minus the share of the drafts that the target is expected to accept, + 0.1 of the mixture's cross-entropy with the text a draft.
-Source: DBLast (arXiv 2608.05448); the form of its loss is known from a description, sizes and names are ours.
+Source: DBLast (arXiv 2608.05448); the form of its loss is known from a description. Ours are sizes and names, the target's temperature,
+    products that no threshold cuts, and the likelihood beside the length.
 """
 
 from typing import Any

@@ -2,7 +2,7 @@
 
 In: Blocks; the tokens before are the text's own.
 Out: 0.1 cross-entropy + 0.9 L1 distance to the target's distribution + cross-entropy of the confidence with the overlap of both.
-Source: DSpark (arXiv 2607.05147).
+Source: DSpark (arXiv 2607.05147); it compares with the target at temperature 1, the recipe here with a sharper one (target_temperature).
 """
 
 from typing import Any

@@ -2,7 +2,8 @@
 
 In: Blocks; the tokens before are the text's own, the base logits' choice, or what three passes have drafted.
 Out: (cross-entropy + total variation to the target) behind the text, + 0.6 of it behind the base's choice, + 0.3 of it after three passes.
-Source: xPress (arXiv 2608.02438); the shape of its loss is known from a description, sizes and names are ours.
+Source: xPress (arXiv 2608.02438); the shape of its loss is known from a description, sizes, names and the
+    target's temperature are ours.
 """
 
 from typing import Any
