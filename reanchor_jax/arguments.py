@@ -71,6 +71,9 @@ def make_parser(
     bench.add_argument(
         "--temperatures", metavar="X,Y", type=_several(float, "numbers"), help="measure benchmarks at each, in folders T0, T1, ..."
     )
+    bench.add_argument(
+        "--drafters", metavar="A,B", help="measure benchmarks with each of these drafters of the pair, in folders of their names"
+    )
     bench.add_argument("--thinking", choices=("on", "off"), help="enable_thinking of the chat template (default: as the template has it)")
     bench.add_argument("--preflight", action="store_true", help="tell by the rounds of dflash whether a longer block is worth training")
     bench.add_argument(

@@ -19,6 +19,7 @@ import jax
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
 from reanchor_jax.bench import benchmarks, charts, compare, demo, measure, methods, peers, preflight, profiles, suite, tables
+from reanchor_jax.bench.drafters import find_drafters
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import check_pair
 
@@ -26,6 +27,7 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.decoding.config import DecodeConfig
+from reanchor_jax.decoding.state import require_drafter
 from reanchor_jax.files import check_writable, error_text, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
@@ -178,7 +180,9 @@ def _bench(args: argparse.Namespace) -> None:
         _bench_suite(args, names)
         return
     if given := [
-        f"--{name.replace('_', '-')}" for name in ("benchmark_dir", "temperatures", "thinking") if getattr(args, name) is not None
+        f"--{name.replace('_', '-')}"
+        for name in ("benchmark_dir", "temperatures", "thinking", "drafters")
+        if getattr(args, name) is not None
     ]:
         raise ValueError(f"{', '.join(given)} goes with --benchmarks.")
     loaded = _load(args)
@@ -209,24 +213,30 @@ def _bench_suite(args: argparse.Namespace, names: list[str]) -> None:
         raise ValueError("give either --temperature or --temperatures.")
     wanted = methods.split_names(args.benchmarks)
     benchmarks.check_names(wanted)
+    if args.drafters is not None and args.pair is None:
+        raise ValueError("--drafters goes with --pair: drafters of its target, by name or directory.")
+    folders = {} if args.drafters is None else find_drafters(args.pair, methods.split_names(args.drafters))
     loaded = _load(args)
-    temperatures = {"": args.temperature} if args.temperatures is None else {f"T{value:g}": value for value in args.temperatures}
+    temperatures = (
+        {"": args.temperature}
+        if args.temperatures is None
+        else {f"T{methods.temperature_name(value)}": value for value in args.temperatures}
+    )
     requests = {folder: _request(args, loaded.models, temperature=value) for folder, value in temperatures.items()}
     drawn = {name: benchmarks.draw(benchmarks.read_tasks(name, args.benchmark_dir), args.num_examples, seed=args.seed) for name in wanted}
-    suite.run_suite(
-        loaded.models,
-        suite.Chat(
-            tokenizer=loaded.tokenizer,
-            is_wrapped=args.chat or bool(getattr(loaded.tokenizer, "chat_template", None)),
-            thinking=None if args.thinking is None else args.thinking == "on",
-        ),
-        drawn,
-        names,
-        requests=requests,
-        out=settle(Path(args.out)),
-        model_name=loaded.name,
-        has_preflight=args.preflight,
+    chat = suite.Chat(
+        tokenizer=loaded.tokenizer,
+        is_wrapped=args.chat or bool(getattr(loaded.tokenizer, "chat_template", None)),
+        thinking=None if args.thinking is None else args.thinking == "on",
     )
+    asked = {"requests": requests, "out": settle(Path(args.out)), "model_name": loaded.name, "has_preflight": args.preflight}
+    if not folders:
+        suite.run_suite(loaded.models, chat, drawn, names, **asked)
+        return
+    every = {name: loaded.models._replace(drafter=checkpoint.load_drafter(folder, dtype=args.dtype)) for name, folder in folders.items()}
+    for models in every.values():
+        check_pair(models.target.config, require_drafter(models).config)
+    suite.run_suites(every, chat, drawn, names, **{**asked, "model_name": args.pair.partition("/")[0]})
 
 
 def _profile(args: argparse.Namespace) -> None:

@@ -151,5 +151,7 @@ def test_a_hub_that_cannot_be_read_is_told_with_what_to_do(monkeypatch):
     with pytest.raises(ValueError, match="openai/gsm8k row 0: prompt must be a text"):
         read_tasks("gsm8k", None)
     monkeypatch.setitem(sys.modules, "datasets", None)  # not installed
-    with pytest.raises(ValueError, match=r"pip install 'reanchor-jax\[hub\]', or give --benchmark-dir DIR, a folder with gsm8k.jsonl"):
+    with pytest.raises(
+        ValueError, match=r"install the extra hub \(pip install '\.\[hub\]'\), or give --benchmark-dir DIR, a folder with gsm8k.jsonl"
+    ):
         read_tasks("gsm8k", None)

@@ -1,6 +1,8 @@
 """Comparing drafters: which are found by what name, and what the table tells of them."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -59,6 +61,8 @@ def test_the_table_has_a_row_a_drafter_and_method_and_three_cells_a_temperature(
         folder = tmp_path / name / f"T{temperature:g}"
         folder.mkdir(parents=True)
         (folder / "results.json").write_text(json.dumps(run(name, temperature, taus)))
+    (tmp_path / "gsm8k" / "T0").mkdir(parents=True)
+    (tmp_path / "gsm8k" / "T0" / "results.json").write_text('{"benchmark": "gsm8k"}')  # of another command
     summary = drafters.write_summary(tmp_path)
     assert json.loads((tmp_path / "results.json").read_text()) == summary
     lines = tables.drafter_table(summary, title="Some").splitlines()
@@ -97,3 +101,14 @@ def test_drafters_are_measured_alone_and_with_reanchor_and_not_twice(tmp_path, c
     capsys.readouterr()
     assert drafters.main(given) == 0
     assert capsys.readouterr().err.count("6 of 6 runs were measured before and are not repeated") == 2
+    with pytest.raises(SystemExit):  # rows of another kind in the same table
+        drafters.main([*given, "--max-new-tokens", "21", "--drafters", "dspark"])
+    assert "other settings (max_new_tokens)" in capsys.readouterr().err
+
+
+def test_help_needs_no_package_beside_the_library(tmp_path):
+    """In a clone that is not installed there is no `reanchor_jax.convert`."""
+    program = "import sys; sys.modules['reanchor_jax.convert'] = None; from reanchor_jax.bench.drafters import main; main(['--help'])"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert told.returncode == 0, told.stderr
+    assert "--drafters" in told.stdout

@@ -15,11 +15,19 @@ def _blocks(language: str) -> list[str]:
 
 
 def test_the_quick_start_runs_as_written(capsys):
-    (source,) = _blocks("python")
+    source, _ = _blocks("python")
     assert len([line for line in source.splitlines() if line.strip()]) <= 15
     exec(compile(source, "README.md", "exec"), {})
     tau, *_ = capsys.readouterr().out.split()
     assert float(tau) > 1.5
+
+
+def test_the_texts_block_runs_as_written(capsys):
+    _, source = _blocks("python")
+    exec(compile(source, "README.md", "exec"), {})
+    told = capsys.readouterr().out
+    assert "there was a little girl named Lily" in told.splitlines()[0]
+    assert len(told.splitlines()) > 1
 
 
 def test_the_shell_blocks_are_the_install_and_the_test_command():

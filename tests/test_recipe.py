@@ -2,6 +2,7 @@
 
 import json
 
+import jax
 import numpy as np
 import pytest
 from tiny import tiny_models
@@ -123,9 +124,9 @@ def test_a_recipe_file_makes_a_drafter_whose_confidences_are_calibrated(tmp_path
     }
     (tmp_path / "mine.json").write_text(json.dumps(wanted))
     out = tmp_path / "run"
-    assert (
-        main(["train", "--pair", "stories260k", "--prompts", str(stories), "--recipe", str(tmp_path / "mine.json"), "--out", str(out)]) == 0
-    )
+    given = ["train", "--pair", "stories260k", "--prompts", str(stories), "--recipe", str(tmp_path / "mine.json"), "--out", str(out)]
+    with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):  # optax relies on both
+        assert main(given) == 0
     drafter = checkpoint.load_drafter(out / "drafter")
     told = json.loads((out / "drafter" / "provenance.json").read_text())["drafter"]
     assert told["training"]["weighting"] == "d-pace"

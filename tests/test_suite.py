@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from tiny_text import tokenizer_files
 
-from reanchor_jax import cli, pairs
+from reanchor_jax import checkpoint, cli, pairs
 from reanchor_jax.bench import charts, compare, preflight, suite
 from reanchor_jax.bench.benchmarks import Task
 from reanchor_jax.bench.compare import BASELINE, CHAIN, Run
-from reanchor_jax.bench.methods import Outcome, Request, method_config
+from reanchor_jax.bench.measure import weights_digest
+from reanchor_jax.bench.methods import Outcome, Request, method_config, temperature_name
 from reanchor_jax.bench.tables import benchmark_tables
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
@@ -141,7 +142,10 @@ def test_benchmarks_are_measured_summed_up_and_resumed(capsys, rows, tmp_path, m
         (("--benchmarks", "mbpp", "--benchmark-dir", "ROWS"), r"has no mbpp.jsonl \(it holds aime25.jsonl, gsm8k.jsonl, mt_bench.jsonl\)"),
         (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--methods", "eagle"), "unknown method 'eagle'"),
         (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--max-new-tokens", "512"), "exceed the 512 positions"),
-        (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--thinking", "off"), "gsm8k-0: .* knows enable_thinking; leave out --think"),
+        (
+            ("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--thinking", "off"),
+            "gsm8k-0: thinking is a chat template's",
+        ),
         (("--benchmarks", "gsm8k", "--benchmark-dir", "ROWS", "--chat"), "gsm8k-0: the tokenizer has no chat template"),
         (("--benchmarks", "gsm8k", "--traces", "dflash"), "--traces and --peers go with --prompts"),
         (("--benchmarks", "gsm8k", "--temperatures", "0,hot"), "must be numbers with commas between; got '0,hot'"),
@@ -180,8 +184,13 @@ def test_a_preflight_tells_the_ceiling_of_responses_that_ended_and_what_it_says(
     assert lines[1].splitlines()[-1].endswith(" 37.5%")
     assert lines[2] == "Counted: the 2 of 3 responses that ended by themselves."
     assert lines[3] == "Ceiling: 37.5% of 8 rounds accept the whole block of 16 (GSM8K 50.0%, MBPP 25.0%)."
-    assert lines[4].startswith("That is at or above 15%: the block is what limits, a longer one is worth training (train --recipe dbloom).")
+    assert lines[4].startswith("That is at or above 15%: the block is what limits, a longer one is worth training (train --recipe dbloom ")
     assert lines[4].endswith("The threshold is ours, DBloom names none.")
+    assert lines[5:] == ["8 rounds say little: ask for more prompts or tokens."]
+    longer = models._replace(drafter=checkpoint.load_drafter(pairs.path("stories260k/dbloom")))
+    told = preflight.report({"MBPP": [_run(0, [23] * 201)]}, models=longer, temperature=0.5)
+    assert "worth training (train --start THIS --old-slots 23 and a longer --block-size)" in told[4]
+    assert told[5:] == ["DBloom's test is greedy; above temperature 0 fewer drafts are accepted, whatever the block."]
     few = preflight.report({"MBPP": [_run(0, [15] + [2] * 9, finish_reason="length")]}, models=models, temperature=1.0)
     assert few[2].startswith("None of 1 responses ended by itself, so all count")
     assert few[4].startswith("That is below 15%: the drafter errs before the block ends, a longer one is not worth training.")
@@ -224,6 +233,105 @@ def test_other_prompts_of_a_later_benchmark_are_refused_before_an_earlier_one_is
     tasks["alpaca"] = [Task("b", ("Sue had",))]
     with pytest.raises(ValueError, match=r"alpaca.* other settings \(prompts\)"):
         suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], **arguments)
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path, monkeypatch):
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    monkeypatch.setattr(suite, "measure", lambda *_, **__: pytest.fail("a benchmark was run"))
+    arguments = dict(requests={"": Request(max_new_tokens=5)}, out=tmp_path, model_name="m")
+    tasks = {"gsm8k": [Task("a", ("Once",))]}
+    with pytest.raises(pytest.fail.Exception):
+        suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], **arguments)
+    changed = {
+        path: value.at[..., 0].add(1e-6) if path == "norm/scale" else value for path, value in checkpoint.leaves(models.drafter).items()
+    }
+    other = models._replace(drafter=checkpoint.with_leaves(models.drafter, changed))
+    with pytest.raises(ValueError, match=r"other settings \(weights\)"):
+        suite.run_suite(other, chat, tasks, [BASELINE, CHAIN], **arguments)
+    assert len({weights_digest(found) for found in (models, other, models._replace(drafter=None))}) == 3
+    assert weights_digest(models) == weights_digest(pairs.load_pair("stories260k"))
+
+
+def test_a_changed_second_turn_is_refused_before_anything_is_run(tmp_path):
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    request = Request(max_new_tokens=7)
+    for turns, is_refused in ((_TURNS[0], False), (_TURNS[0], False), ([_TURNS[0][0], "Something else."], True)):
+        tasks = [Task("a", tuple(turns))]
+        given = dict(requests={"": request}, out=tmp_path, model_name="m")
+        if is_refused:
+            with pytest.raises(ValueError, match=r"other settings \(second_turns\)"):
+                suite._prepare(models, chat, {"mt_bench": tasks}, [BASELINE], **given)
+        else:
+            suite._prepare(models, chat, {"mt_bench": tasks}, [BASELINE], **given)
+
+
+@pytest.mark.parametrize("content", ['{"benchmark": "mt_bench"}', '{"benchmark": "mt_bench", "temper', "[1]"])
+def test_a_damaged_summary_of_another_benchmark_is_told_before_anything_is_run(tmp_path, content):
+    (tmp_path / "mt_bench").mkdir()
+    (tmp_path / "mt_bench" / "results.json").write_text(content)
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    with pytest.raises(ValueError, match=r"mt_bench.results.json is damaged; remove it and ask for mt_bench again"):
+        suite.run_suite(
+            models,
+            chat,
+            {"gsm8k": [Task("a", ("Once",))]},
+            [BASELINE],
+            requests={"": Request(max_new_tokens=5)},
+            out=tmp_path,
+            model_name="m",
+        )
+
+
+def test_different_temperatures_have_different_names():
+    assert [temperature_name(value) for value in (0.0, 1.0, 0.7, 1.0000001, 0.1 + 0.2)] == [
+        "0",
+        "1",
+        "0.7",
+        "1.0000001",
+        "0.30000000000000004",
+    ]
+
+
+def test_summaries_of_drafters_are_joined_in_one_table():
+    def summary(taus):
+        run = _summary_run("gsm8k", 0.0, taus)
+        return {"runs": [run], "means": {"0": {name: {"tau": tau, "speedup": tau / 2} for name, tau in taus.items()}}}
+
+    joined = suite.join_drafters(
+        {
+            "domino": summary({BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0, "ddtree": 5.0}),
+            "dspark": summary({BASELINE: 1.0, CHAIN: 2.0, "reanchor": 2.5}),
+        }
+    )
+    table = benchmark_tables({"model": "m", **joined}, title="m").splitlines()
+    rows = [line for line in table if line.startswith(("| d", "| auto"))]
+    assert rows == [
+        "| autoregressive | 1.00 / 0.50x | 1.00 / 0.50x |",
+        "| domino | 3.00 / 1.50x | 3.00 / 1.50x |",
+        "| domino + ReAnchor | 4.00 / 2.00x | 4.00 / 2.00x |",
+        "| domino ddtree | 5.00 / 2.50x | 5.00 / 2.50x |",
+        "| dspark | 2.00 / 1.00x | 2.00 / 1.00x |",
+        "| dspark + ReAnchor | 2.50 / 1.25x | 2.50 / 1.25x |",
+    ]
+
+
+@pytest.mark.slow
+def test_several_drafters_are_measured_each_in_its_folder_and_joined(capsys, rows, tmp_path):
+    out = tmp_path / "out"
+    given = ("--benchmarks", "gsm8k", "--benchmark-dir", rows, "--num-examples", 2, "--max-new-tokens", 9, "--methods", "dflash,reanchor")
+    status, told, err = _bench(capsys, *given, "--drafters", "domino,dspark", "--cache-length", 128, "--out", out)
+    assert status == 0, err
+    table = (out / "tables.md").read_text()
+    assert table in told
+    for name in ("domino", "dspark"):
+        figures = _json(out / name / "gsm8k" / "results.json")["methods"]
+        for method, label in ((CHAIN, name), ("reanchor", f"{name} + ReAnchor")):
+            assert f"| {label} | {figures[method]['tau']:.2f} / " in table
+    status, _, err = _bench(capsys, "--prompts", "x.jsonl", "--drafters", "domino", "--out", out)
+    assert (status, "--drafters goes with --benchmarks" in err) == (2, True)
 
 
 def test_answers_that_all_end_at_their_first_token_count_in_no_mean(tmp_path):

@@ -117,6 +117,11 @@ def _task(name: str, row: Mapping[str, Any], place: str) -> Task:
         raise ValueError(f"{place}: {rule} not empty; got {str(turns if is_chat else row.get('prompt'))[:60]}.")
     if not isinstance(code, str):
         raise ValueError(f"{place}: starter_code must be text; got {str(code)[:60]}.")
+    for text in (*turns, code):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{place} is not valid UTF-8 text ({error.reason} at character {error.start} of a turn); fix it.") from error
     return Task(id=str(identifier), turns=tuple(format_prompt(name, turn, starter_code=code) for turn in turns))
 
 
@@ -137,7 +142,9 @@ def _hub_rows(name: str) -> Iterator[tuple[str, dict[str, Any]]]:
     try:
         import datasets  # pyright: ignore[reportMissingImports] - an extra
     except ImportError as error:
-        raise ValueError(f"{name} is read from the hub by the package datasets: pip install 'reanchor-jax[hub]', {advice}.") from error
+        raise ValueError(
+            f"{name} is read from the hub by the package datasets; install the extra hub (pip install '.[hub]'), {advice}."
+        ) from error
     try:
         if benchmark.files:
             files = [f"hf://datasets/{benchmark.repository}/{file}" for file in benchmark.files]

@@ -6,7 +6,6 @@ Source: ReAnchor, Table 2: every kind of drafter, alone and with it. Interrupted
 """
 
 import argparse
-import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ import jax
 
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.bench import charts, compare, tables
-from reanchor_jax.bench.measure import measure, to_json
-from reanchor_jax.bench.methods import Request, method_config, split_names
+from reanchor_jax.bench.measure import measure, request_settings, run_settings, to_json
+from reanchor_jax.bench.methods import Request, method_config, split_names, temperature_name
 from reanchor_jax.config import check_pair
 from reanchor_jax.files import check_writable, read_json, settle
 from reanchor_jax.models.drafter import Models
@@ -61,21 +60,23 @@ def _run(args: argparse.Namespace, folders: Mapping[str, Path]) -> dict[str, Any
     requests = {}
     for value in map(float, split_names(args.temperatures)):
         given = {"temperature": value, "draft_choice": args.draft_choice, "stop_token_ids": target.config.eos_token_ids}
-        requests[f"T{value:g}"] = Request(max_new_tokens=args.max_new_tokens, **given)
+        requests[f"T{temperature_name(value)}"] = Request(max_new_tokens=args.max_new_tokens, **given)
     out = settle(args.out)
     out.mkdir(parents=True, exist_ok=True)
     check_writable(out / "results.json")
+    ids = [prompt.ids for prompt in prompts]
+    shared = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
+    pin_settings(out / "settings.json", {"pair": args.pair, "prompts": ids, **shared})  # the rows of one table are of one kind
     every = {name: Models(target=target, drafter=checkpoint.load_drafter(folder)) for name, folder in folders.items()}
     for name, models in every.items():  # everything that can be refused is, before anything is run
         assert models.drafter is not None
         check_pair(target.config, models.drafter.config)
-        for request in requests.values():
+        for subfolder, request in requests.items():
             for method in _METHODS:
-                method_config(method, models, [prompt.ids for prompt in prompts], request=request)
-        provenance = folders[name] / "provenance.json"
-        (out / name).mkdir(exist_ok=True)
-        digest = hashlib.sha256(provenance.read_bytes()).hexdigest() if provenance.is_file() else None
-        pin_settings(out / name / "drafter.json", {"provenance_sha256": digest})  # which tells its weights
+                method_config(method, models, ids, request=request)
+            (out / name / subfolder).mkdir(parents=True, exist_ok=True)
+            settings = run_settings(models, ids, request=request, model_name=f"{args.pair} with {name}")
+            pin_settings(out / name / subfolder / "settings.json", settings)
     summary = {}
     for name, models in every.items():
         for subfolder, request in requests.items():
@@ -117,7 +118,8 @@ def write_summary(out: Path) -> dict[str, Any]:
     runs = []
     for path in sorted(out.glob("*/T*/results.json")):
         figures = read_json(path) or {}
-        runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
+        if "drafter" in figures:  # other commands write files of that name too
+            runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
     runs.sort(key=lambda run: run["temperature"])
     summary = {"runs": runs}
     write_text(out / "results.json", to_json(summary))

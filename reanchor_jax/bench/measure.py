@@ -5,6 +5,7 @@ Out: results.json, tables.md and charts in that folder, the same figures as a di
 Source: none; it joins the rooms of bench. In the folder, runs.jsonl holds every run and settings.json what the runs share.
 """
 
+import hashlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -12,12 +13,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
+from reanchor_jax import checkpoint
 from reanchor_jax.bench import charts, compare, methods, peers, tables, traces
 from reanchor_jax.bench.compare import Run
 from reanchor_jax.bench.methods import Request
-from reanchor_jax.files import read_json
+from reanchor_jax.files import check_writable, read_json
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import Prompt, pin_settings, write_text
+
+NO_CHARTS = "no charts: they need matplotlib; install the extra bench (pip install '.[bench]')"
 
 
 class Measured(NamedTuple):
@@ -52,6 +59,8 @@ def measure(
         if not config.is_speculative:
             raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
     out.mkdir(parents=True, exist_ok=True)
+    for name in ("results.json", "tables.md"):
+        check_writable(out / name)
     pin_settings(out / "settings.json", run_settings(models, ids, request=request, model_name=model_name))
     if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
         pin_settings(out / "schedule.json", asdict(request.schedule))
@@ -92,13 +101,34 @@ def measure(
     print(tables.terminal_table(figures))
     print(*tables.peer_lines(figures), *tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
     if len(written) == 2 and len(names) > 1:
-        print("no charts: they need matplotlib, pip install 'reanchor-jax[bench]'", file=sys.stderr)
+        print(NO_CHARTS, file=sys.stderr)
     return Measured(figures=figures, runs=runs)
 
 
 def run_settings(models: Models, prompts: Sequence[Sequence[int]], *, request: Request, model_name: str) -> dict[str, Any]:
     """What every run of a folder shares. The methods are not among it: a run may be resumed with one more."""
-    return {"model": model_name, "prompts": prompts, **request_settings(request), "environment": surroundings(models)}
+    return {"model": model_name, "weights": weights_digest(models), "prompts": prompts, **request_settings(request)} | {
+        "environment": surroundings(models)
+    }
+
+
+def weights_digest(models: Models) -> str:
+    """A name of all weights: other weights have another, whatever their models are called. One reduction a leaf, where the leaf lies."""
+    parts = [part for part in (models.target, models.drafter) if part is not None]
+    sums = [sorted((path, int(value)) for path, value in _sums_of_bits(checkpoint.leaves(part)).items()) for part in parts]
+    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+
+
+@jax.jit
+def _sums_of_bits(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """Of each leaf the sum of the numbers that its bits are, each times an odd number of its own, modulo 2^32."""
+
+    def total(leaf):
+        kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
+        bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), kind).astype(jnp.uint32)
+        return jnp.sum(bits * (2 * jax.lax.iota(jnp.uint32, bits.size) + 1), dtype=jnp.uint32)
+
+    return {path: total(leaf) for path, leaf in leaves.items()}
 
 
 def request_settings(request: Request) -> dict[str, Any]:

@@ -82,6 +82,11 @@ class Outcome(NamedTuple):
     rounds: dict[str, list[int]]
 
 
+def temperature_name(temperature: float) -> str:
+    """0, 0.7, 1, ...: different numbers have different names."""
+    return f"{temperature:g}" if float(f"{temperature:g}") == temperature else repr(temperature)
+
+
 def split_names(text: str) -> list[str]:
     """The names of a list with commas, each once."""
     return list(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))

@@ -21,9 +21,6 @@ import numpy as np
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.bench.compare import Run
 from reanchor_jax.bench.methods import Outcome, Request
-
-# convert/ is a package of its own until it is installed, so a type checker may not find it
-from reanchor_jax.convert.engine import export_huggingface  # pyright: ignore[reportMissingImports]
 from reanchor_jax.statistics import ROUND_FIELDS
 
 COUNTERPARTS = {"huggingface": "autoregressive", "dflash": "dflash"}  # each peer and the method of ours that does the same
@@ -63,6 +60,9 @@ def load_peers(
         _check_plain(directory)
     import torch  # pyright: ignore[reportMissingImports] - an extra
     import transformers
+
+    # convert/ is a package of its own until it is installed: in a clone it lies elsewhere
+    from reanchor_jax.convert.engine import export_huggingface  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     decoders: dict[str, Callable[[Sequence[int]], Decoded]] = {}

@@ -17,6 +17,8 @@ from reanchor_jax.models.drafter import Models
 
 HIGH_CEILING = 0.15  # DBloom's sets with much to gain had 0.20 to 0.26 in blocks of 16, and 0.05 to 0.07 in blocks of 24 afterwards
 
+_FEW_ROUNDS = 200
+
 
 def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: float) -> list[str]:
     """The histogram of the chain's rounds over all sources, the ceiling of each, and what it says.
@@ -41,7 +43,12 @@ def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: fl
     else:
         whose = f"None of {len(every)} responses ended by itself, so all count; repetition may feign acceptance: raise --max-new-tokens."
     if ceiling >= HIGH_CEILING:
-        advice = f"at or above {HIGH_CEILING:.0%}: the block is what limits, a longer one is worth training (train --recipe dbloom)."
+        config = models.drafter.config
+        is_plain = (
+            block_size == 16 and (config.head, config.mixture, config.fusion) == (None, None, "concatenated") and not config.is_shifted
+        )
+        how = "--recipe dbloom --start THIS" if is_plain else f"--start THIS --old-slots {config.num_drafts} and a longer --block-size"
+        advice = f"at or above {HIGH_CEILING:.0%}: the block is what limits, a longer one is worth training (train {how})."
     else:
         advice = f"below {HIGH_CEILING:.0%}: the drafter errs before the block ends, a longer one is not worth training."
     return [
@@ -52,6 +59,8 @@ def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: fl
         + ", ".join(f"{name} {share:.1%}" for name, share in ceilings.items())
         + ").",
         f"That is {advice} The threshold is ours, DBloom names none.",
+        *([] if temperature == 0 else ["DBloom's test is greedy; above temperature 0 fewer drafts are accepted, whatever the block."]),
+        *([] if sum(histogram) >= _FEW_ROUNDS else [f"{sum(histogram)} rounds say little: ask for more prompts or tokens."]),
     ]
 
 

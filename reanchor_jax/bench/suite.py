@@ -1,7 +1,8 @@
 """Measure methods on benchmarks, at one temperature or several, each in a folder of its own, and sum them up as the paper does.
 
 In: Models, a tokenizer, Tasks of each benchmark, names of methods, a Request for each folder.
-Out: OUT/NAME or OUT/NAME/T0, T1, ... as `bench.measure` writes them; OUT/results.json, tables.md and benchmarks.png over all of them.
+Out: OUT/NAME or OUT/NAME/T0, T1, ... as `bench.measure` writes them; OUT/results.json, tables.md and benchmarks.png over all of them; of
+    several drafters all this in OUT/DRAFTER, and in OUT what joins them.
 Source: ReAnchor, Table 2. In the second turn of MT-Bench the model has answered the first, plainly: every method's answer is that one.
 """
 
@@ -15,8 +16,8 @@ import numpy as np
 from reanchor_jax.bench import charts, compare, methods, preflight, tables
 from reanchor_jax.bench.benchmarks import BENCHMARKS, Task
 from reanchor_jax.bench.compare import BASELINE
-from reanchor_jax.bench.measure import measure, request_settings, run_settings, surroundings, to_json
-from reanchor_jax.bench.methods import Request
+from reanchor_jax.bench.measure import NO_CHARTS, measure, request_settings, run_settings, surroundings, to_json, weights_digest
+from reanchor_jax.bench.methods import Request, temperature_name
 from reanchor_jax.files import read_json
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.streaming import continuation
@@ -57,24 +58,14 @@ def run_suite(
     Prompts that the target cannot hold together with the new tokens are left out and counted. Raises ValueError, before anything is run,
     for methods and texts that cannot be and for other settings or prompts than a folder's.
     """
-    for request in requests.values():
-        for name in names:
-            methods.method_config(name, models, [[0]], request=request)
-    firsts = {name: [chat.prompt(_prompt_names(task)[0], task.turns[:1]) for task in mine] for name, mine in tasks.items()}
-    out.mkdir(parents=True, exist_ok=True)
-    asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
-    asked |= {"is_chat": chat.is_wrapped, "thinking": chat.thinking}
-    pin_settings(out / "settings.json", {"model": model_name, **asked, "environment": surroundings(models)})
-    for subfolder, request in requests.items():
-        for name, mine in tasks.items():
-            _pin_prompts(models, mine, firsts[name], request=request, folder=out / name / subfolder, model_name=model_name)
+    firsts = _prepare(models, chat, tasks, names, requests=requests, out=out, model_name=model_name)
     summary = {}
     for subfolder, request in requests.items():
         runs = {}
         for name, mine in tasks.items():
             folder, title = out / name / subfolder, BENCHMARKS[name].title
             prompts, skipped = _prompts(models, chat, mine, firsts[name], request=request, folder=folder, model_name=model_name)
-            told = f"{title}, temperature {request.temperature:g}: {len(prompts)} prompts"
+            told = f"{title}, temperature {temperature_name(request.temperature)}: {len(prompts)} prompts"
             if skipped:
                 told += f", {len(skipped)} left out: longer than the {methods.prompt_limit(models, request)} tokens that fit"
             print(told, file=sys.stderr)
@@ -88,7 +79,92 @@ def run_suite(
         if has_preflight:
             print(*preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
     print(tables.benchmark_tables(summary, title=model_name))
+    if not (out / "benchmarks.png").exists():
+        print(NO_CHARTS, file=sys.stderr)
     return summary
+
+
+def run_suites(
+    every: Mapping[str, Models],
+    chat: Chat,
+    tasks: Mapping[str, Sequence[Task]],
+    names: Sequence[str],
+    *,
+    requests: Mapping[str, Request],
+    out: Path,
+    model_name: str,
+    has_preflight: bool = False,
+) -> dict[str, Any]:
+    """`run_suite` with each of several drafters of one target, in a folder of its own, and one table over all, whose summary is returned.
+
+    every: Models by the drafter's name. What can be refused of any drafter is, before the first is run.
+    """
+    titles = {name: f"{model_name} with {name}" for name in every}
+    for name, models in every.items():
+        _prepare(models, chat, tasks, names, requests=requests, out=out / name, model_name=titles[name])
+    found = {
+        name: run_suite(models, chat, tasks, names, requests=requests, out=out / name, model_name=titles[name], has_preflight=has_preflight)
+        for name, models in every.items()
+    }
+    summary = {"model": model_name, **join_drafters(found)}
+    write_text(out / "results.json", to_json(summary))
+    write_text(out / "tables.md", tables.benchmark_tables(summary, title=model_name))
+    print(tables.benchmark_tables(summary, title=model_name))
+    return summary
+
+
+def join_drafters(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Runs and means of several drafters' summaries in one, a method called by its drafter: DRAFTER, DRAFTER + ReAnchor, DRAFTER METHOD.
+
+    Plain decoding stands there once, and a benchmark at a temperature where every drafter has it.
+    """
+
+    def called(drafter: str, methods_of: Mapping[str, Any]) -> dict[str, Any]:
+        names = {BASELINE: BASELINE, compare.CHAIN: drafter, "reanchor": f"{drafter} + ReAnchor"}
+        return {names.get(name, f"{drafter} {name}"): figures for name, figures in methods_of.items()}
+
+    places = [{(run["temperature"], run["benchmark"]): run for run in summary["runs"]} for summary in found.values()]
+    runs = []
+    for place, run in places[0].items():
+        if all(place in others for others in places):
+            merged: dict[str, Any] = {}
+            for drafter, others in zip(found, places, strict=True):
+                merged = {**called(drafter, others[place]["methods"]), **merged}
+            runs.append(
+                {**run, "folder": f"*/{run['folder']}", "methods": dict(sorted(merged.items(), key=lambda item: item[0] != BASELINE))}
+            )
+    means: dict[str, Any] = {}
+    for drafter, summary in found.items():
+        for temperature, mean in summary["means"].items():
+            means[temperature] = {**means.get(temperature, {}), **called(drafter, mean)}
+    return {"runs": runs, "means": means}
+
+
+def _prepare(
+    models: Models,
+    chat: Chat,
+    tasks: Mapping[str, Sequence[Task]],
+    names: Sequence[str],
+    *,
+    requests: Mapping[str, Request],
+    out: Path,
+    model_name: str,
+) -> dict[str, list[Prompt]]:
+    """First prompts of every benchmark, after all that can be refused has been: methods, texts, what the folders hold."""
+    for request in requests.values():
+        for name in names:
+            methods.method_config(name, models, [[0]], request=request)
+    firsts = {name: [chat.prompt(_prompt_names(task)[0], task.turns[:1]) for task in mine] for name, mine in tasks.items()}
+    out.mkdir(parents=True, exist_ok=True)
+    asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
+    asked |= {"is_chat": chat.is_wrapped, "thinking": chat.thinking}
+    _rows(out)  # a damaged summary of an earlier command is told now
+    shared = {"model": model_name, "weights": weights_digest(models), **asked, "environment": surroundings(models)}
+    pin_settings(out / "settings.json", shared)
+    for subfolder, request in requests.items():
+        for name, mine in tasks.items():
+            _pin_prompts(models, mine, firsts[name], request=request, folder=out / name / subfolder, model_name=model_name)
+    return firsts
 
 
 def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
@@ -97,24 +173,34 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     `runs`: a benchmark at a temperature each, in the order of temperatures and BENCHMARKS. `means`: over the benchmarks, by temperature
     and method, but for those where no answer had a second token; None for a method that some benchmark lacks.
     """
-    rows = {}
-    for name in BENCHMARKS:
-        for path in (out / name / "results.json", *sorted((out / name).glob("T*/results.json"))):
-            figures = read_json(path)
-            if figures is not None and figures.get("benchmark") == name:
-                rows[figures["temperature"], name] = _row(figures, path.parent.relative_to(out).as_posix())
-    found = sorted(rows.values(), key=lambda row: row["temperature"])
+    found = sorted(_rows(out), key=lambda row: row["temperature"])
     means = {}
     for temperature in dict.fromkeys(row["temperature"] for row in found):
         mine = [row["methods"] for row in found if row["temperature"] == temperature]
         mine = [methods for methods in mine if any(figures["tau"] is not None for figures in methods.values())]
         names = dict.fromkeys(name for measured in mine for name in measured)
-        means[f"{temperature:g}"] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
+        means[temperature_name(temperature)] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
     summary = {"model": model_name, "runs": found, "means": means}
     write_text(out / "results.json", to_json(summary))
     write_text(out / "tables.md", tables.benchmark_tables(summary, title=model_name))
     charts.write_tau_chart(summary, out / "benchmarks.png")
     return summary
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    """Entries of the summary, in the order of BENCHMARKS. Raises ValueError naming a file that does not hold what `measure` writes."""
+    rows = {}
+    for name in BENCHMARKS:
+        for path in (out / name / "results.json", *sorted((out / name).glob("T*/results.json"))):
+            try:
+                figures = read_json(path)
+                if figures is not None and figures.get("benchmark") == name:
+                    rows[figures["temperature"], name] = _row(figures, path.parent.relative_to(out).as_posix())
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ValueError(
+                    f"{path} is damaged; remove it and ask for {name} again: its runs stand in runs.jsonl beside it, so none is repeated."
+                ) from error
+    return list(rows.values())
 
 
 def _prompt_names(task: Task) -> list[str]:
@@ -128,7 +214,10 @@ def _pin_prompts(
     begun = _begun(tasks, firsts, methods.prompt_limit(models, request))
     name = "turns.json" if _has_second_turns(begun) else "settings.json"
     folder.mkdir(parents=True, exist_ok=True)
-    pin_settings(folder / name, run_settings(models, [first.ids for _, first in begun], request=request, model_name=model_name))
+    settings = run_settings(models, [first.ids for _, first in begun], request=request, model_name=model_name)
+    if name == "turns.json":
+        settings["second_turns"] = [task.turns[1:] for task, _ in begun]
+    pin_settings(folder / name, settings)
 
 
 def _begun(tasks: Sequence[Task], firsts: Sequence[Prompt], limit: int) -> list[tuple[Task, Prompt]]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.compare import BASELINE, CHAIN
+from reanchor_jax.bench.methods import temperature_name
 from reanchor_jax.decoding.config import Arm
 
 _SPEEDUP = "Speedup: seconds per token of autoregressive over the method's; prefill and compilation excluded."
@@ -61,7 +62,7 @@ def benchmark_tables(summary: Mapping[str, Any], *, title: str) -> str:
     """
     lines = [f"# {title}"]
     for temperature in summary["means"]:
-        runs = [run for run in summary["runs"] if f"{run['temperature']:g}" == temperature]
+        runs = [run for run in summary["runs"] if temperature_name(run["temperature"]) == temperature]
         header = ["method", *(BENCHMARKS[run["benchmark"]].title for run in runs), "mean"]
         lines += ["", f"Temperature = {temperature}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
         for name, mean in summary["means"][temperature].items():
@@ -94,7 +95,11 @@ def drafter_table(summary: Mapping[str, Any], *, title: str) -> str:
     """
     temperatures = list(dict.fromkeys(run["temperature"] for run in summary["runs"]))
     figures = {(run["drafter"], run["temperature"]): run for run in summary["runs"]}
-    header = ["drafter", "method", *(f"T = {value:g}: {what}" for value in temperatures for what in ("τ / speedup", "passes", "tokens/s"))]
+    header = [
+        "drafter",
+        "method",
+        *(f"T = {temperature_name(value)}: {what}" for value in temperatures for what in ("τ / speedup", "passes", "tokens/s")),
+    ]
     lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
     for drafter in dict.fromkeys(run["drafter"] for run in summary["runs"]):
         for method in (CHAIN, "reanchor"):
