@@ -91,6 +91,20 @@ def make_parser(
         "--out", metavar="DIR", required=True, help="folder for results.json, tables.md, charts, and the runs by which it is resumed"
     )
 
+    mapping = add("map", "complete a file of prompts, however long; an interrupted run is resumed")
+    _add_models(mapping)
+    mapping.add_argument(
+        "--prompts", metavar="FILE", required=True, help="JSONL file of objects with `prompt`, `messages` or `ids`, and optionally `id`"
+    )
+    mapping.add_argument("--out", metavar="FILE", required=True, help="JSONL file to write a line a prompt to, in the order they end")
+    mapping.add_argument("--method", choices=[name for name in METHODS if name != "scheduled"], help="default: as of generate")
+    mapping.add_argument("--stop", metavar="TEXT", action="append", default=[], help="end a text before this; may be given several times")
+    mapping.add_argument(
+        "--cache-length", metavar="N", type=_positive, help="tokens a row can hold (default: the target's positions, at most 4096)"
+    )
+    mapping.add_argument("--batch-size", metavar="N", type=_positive, default=8, help="prompts decoded together (default: %(default)s)")
+    _add_sampling(mapping)
+
     profile = add("profile", "measure what drafts and target passes cost here, for the method scheduled")
     _add_models(profile)
     profile.add_argument(
@@ -171,12 +185,7 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
         help="trie nodes, anchor included (default: 64 of ddtree and reanchor-tree, else the tokens of all blocks, at most 256)",
     )
     parser.add_argument("--profile", metavar="FILE", help="costs measured by the command profile; adds the method scheduled")
-    parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
-    parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
-    parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")
-    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="0 keeps all tokens (default)")
-    parser.add_argument("--min-p", metavar="X", type=float, default=0.0, help="0 keeps all tokens (default)")
-    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
+    _add_sampling(parser)
     parser.add_argument(
         "--draft-sampling",
         dest="draft_choice",
@@ -188,6 +197,15 @@ def _add_request(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache-length", metavar="N", type=_positive, help="tokens a row can hold (default: as the prompts need)")
     parser.add_argument("--batch-size", metavar="N", type=_positive, default=1, help="prompts decoded together (default: %(default)s)")
     parser.add_argument("--chat", action="store_true", help="wrap prompts by the tokenizer's chat template")
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-new-tokens", metavar="N", type=_positive, default=200, help="default: %(default)s")
+    parser.add_argument("--temperature", metavar="X", type=float, default=0.0, help="0 is greedy (default)")
+    parser.add_argument("--top-p", metavar="X", type=float, default=1.0, help="1 keeps all tokens (default)")
+    parser.add_argument("--top-k", metavar="N", type=int, default=0, help="0 keeps all tokens (default)")
+    parser.add_argument("--min-p", metavar="X", type=float, default=0.0, help="0 keeps all tokens (default)")
+    parser.add_argument("--seed", metavar="N", type=int, default=0, help="default: %(default)s")
 
 
 def _positive(text: str) -> int:

@@ -29,6 +29,8 @@ from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissing
 from reanchor_jax.decoding.config import DecodeConfig
 from reanchor_jax.decoding.state import require_drafter
 from reanchor_jax.files import check_writable, error_text, settle
+from reanchor_jax.generator import MOST_CACHED, Generator
+from reanchor_jax.mapping import map_prompts
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.statistics import tau_per_prompt
 from reanchor_jax.streaming import continuation, stream_text
@@ -239,6 +241,31 @@ def _bench_suite(args: argparse.Namespace, names: list[str]) -> None:
     suite.run_suites(every, chat, drawn, names, **{**asked, "model_name": args.pair.partition("/")[0]})
 
 
+def _map(args: argparse.Namespace) -> None:
+    _check_writable(args.out, prompts=args.prompts, flag="--out")
+    loaded = _load(args)
+    method = args.method or ("autoregressive" if loaded.models.drafter is None else "reanchor")
+    names = {"max_new_tokens", "temperature", "top_p", "top_k", "min_p", "seed"}
+    limit = min(loaded.models.target.config.max_positions, MOST_CACHED)
+    request = Request(**{name: getattr(args, name) for name in names}, cache_length=args.cache_length or limit)
+    config = methods.method_config(method, loaded.models, [[0]], request=request)
+    sampling = {} if request.temperature == 0 else {name: getattr(args, name) for name in ("temperature", "top_p", "top_k", "min_p")}
+    told = map_prompts(
+        Generator(loaded.models, tokenizer=loaded.tokenizer, config=config),
+        args.prompts,
+        args.out,
+        batch_size=args.batch_size,
+        seed=args.seed,
+        max_new_tokens=args.max_new_tokens,
+        stop_strings=args.stop or None,
+        do_sample=request.temperature > 0,
+        **sampling,
+    )
+    failed = f", {told.num_failed} could not be completed (their lines say why)" if told.num_failed else ""
+    tau = f", {(told.num_tokens - told.num_new + told.num_failed) / told.num_passes:.2f} tokens a pass" if told.num_passes else ""
+    print(f"written: {args.out}, {told.num_rows} lines, {told.num_new} of them now: {told.num_tokens} tokens{tau}{failed}")
+
+
 def _profile(args: argparse.Namespace) -> None:
     _check_writable(args.out, prompts=args.prompts, flag="--out")
     config = read_fields(args, profiles.ProfileConfig)
@@ -378,6 +405,7 @@ COMMANDS = {
     "demo": _demo,
     "generate": _generate,
     "bench": _bench,
+    "map": _map,
     "profile": _profile,
     "convert": convert_command.run,
     "train": _train,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Array, Float, Key
 
 from reanchor_jax import pairs
 from reanchor_jax.decoding.config import DecodeConfig
@@ -27,10 +27,11 @@ from reanchor_jax.decoding.walk import RUNNING, STOP
 from reanchor_jax.files import read_json
 from reanchor_jax.generation import TextRequest, read_request
 from reanchor_jax.models.drafter import Models
+from reanchor_jax.statistics import Emitted
 from reanchor_jax.streaming import Follower, continuation
 from reanchor_jax.text import encode, encode_messages, load_tokenizer, pad_prompts
 
-_MOST_CACHED = 4096  # tokens a row can hold unless a config says otherwise
+MOST_CACHED = 4096  # tokens a row can hold unless a config says otherwise
 _SCORED = 64  # sequences are scored at multiples of this length, so that few programs are compiled
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
@@ -57,8 +58,8 @@ class Completion(NamedTuple):
 
 
 @dataclass
-class _Row:
-    """A row under way. num_new: tokens that its last round brought."""
+class Row:
+    """A row under way. follower: of its text, where that is wanted. num_new: tokens that its last round brought."""
 
     prompt_ids: list[int]
     follower: Follower | None
@@ -68,6 +69,21 @@ class _Row:
     acceptance_lengths: list[int] = field(default_factory=list)
     finish_reason: str = "running"
     num_new: int = 0
+
+    def take(self, emitted: Emitted, index: int, finish: int, *, is_round: bool) -> None:
+        """Append what a pass emitted at an index of its batch; finish: the code of the row's finish reason. is_round: it was no prefill."""
+        self.num_new = 0
+        if self.finish_reason != "running":
+            return
+        count = int(emitted.num_emitted[index])
+        tokens = np.asarray(emitted.tokens[index, :count]).tolist()
+        self.num_new = count if self.follower is None else self.follower.add(tokens)
+        self.token_ids += tokens[: self.num_new]
+        self.log_probs += np.asarray(emitted.log_probs[index, : self.num_new]).tolist()
+        self.processed_log_probs += np.asarray(emitted.processed_log_probs[index, : self.num_new]).tolist()
+        self.acceptance_lengths += [count] if is_round else []
+        is_stopped = self.follower is not None and self.follower.is_stopped
+        self.finish_reason = "stop_string" if is_stopped else FINISH_REASONS[finish]
 
 
 class Generator:
@@ -89,7 +105,7 @@ class Generator:
             self.tokenizer = load_tokenizer(directory) if tokenizer is None else tokenizer
             self._of_model = read_json(directory / "generation_config.json") or {}
         if config is None:
-            length = min(self.models.target.config.max_positions, _MOST_CACHED)
+            length = min(self.models.target.config.max_positions, MOST_CACHED)
             has_drafter = self.models.drafter is not None
             config = (DecodeConfig.reanchor if has_drafter else DecodeConfig.autoregressive)(cache_length=length)
         self.config = config
@@ -115,7 +131,7 @@ class Generator:
         Raises ValueError for what is not honoured and for prompts that do not fit, before anything is compiled.
         """
         is_one = _is_one(prompts)
-        request = self._request(generation_config, fields)
+        request = self.request(generation_config, fields)
         ids = self._ids([prompts] if is_one else prompts, thinking)
         rows = [prompt for prompt in ids for _ in range(request.num_return_sequences)]
         if streamer is not None and len(rows) > 1:
@@ -131,7 +147,7 @@ class Generator:
                     streamer.put(np.asarray(found[0].token_ids[-found[0].num_new :]))
             if streamer is not None:
                 streamer.end()
-        completions = [self._completion(row, request) for row in found]
+        completions = [self.completion(row, request) for row in found]
         return completions[0] if is_one and len(completions) == 1 else completions
 
     def stream(self, prompt: Prompt, **asked: Any) -> Iterator[str]:
@@ -148,7 +164,7 @@ class Generator:
         self, prompts: Sequence[Prompt], *, generation_config: Any = None, seed: int = 0, thinking: bool | None = None, **fields: Any
     ) -> Iterator[tuple[int, str]]:
         """Yield (row, piece) of several prompts decoded together, as each comes. Arguments as `generate`'s."""
-        request = self._request(generation_config, fields)
+        request = self.request(generation_config, fields)
         if self.tokenizer is None:
             raise ValueError("there is no tokenizer to make text with; give one, or use generate().")
         rows = [prompt for prompt in self._ids(prompts, thinking) for _ in range(request.num_return_sequences)]
@@ -169,7 +185,8 @@ class Generator:
         while (piece := await asyncio.to_thread(next, pieces, end)) is not end:
             yield piece  # pyright: ignore[reportReturnType] - all but the end are text
 
-    def _request(self, generation_config: Any, fields: Mapping[str, Any]) -> TextRequest:
+    def request(self, generation_config: Any, fields: Mapping[str, Any]) -> TextRequest:
+        """What a GenerationConfig and its fields ask of this model. Raises ValueError as `read_request`."""
         request = read_request(generation_config, fields, of_model=self._of_model, stop_token_ids=self.models.target.config.eos_token_ids)
         if request.stop_strings and self.tokenizer is None:
             raise ValueError("stop_strings need a tokenizer to be seen; give one, or stop at eos_token_id.")
@@ -181,12 +198,12 @@ class Generator:
         ids = []
         for index, prompt in enumerate(prompts):
             try:
-                ids.append(self._encode(prompt, thinking))
+                ids.append(self.encode(prompt, thinking))
             except ValueError as error:
                 raise ValueError(f"prompt {index}: {error}") from error
         return ids
 
-    def _encode(self, prompt: Any, thinking: bool | None) -> list[int]:
+    def encode(self, prompt: Any, thinking: bool | None) -> list[int]:
         if isinstance(prompt, str):
             if thinking is not None:
                 raise ValueError("thinking is a chat template's; give the prompt as messages.")
@@ -200,16 +217,17 @@ class Generator:
             raise ValueError(f"it must be a text, token ids or messages; got {type(entries[0]).__name__}.")
         return [int(token) for token in entries]
 
-    def _arguments(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int) -> dict[str, Any]:
-        """Arguments of the core's `generate` and `prefill`."""
+    def arguments(self, prompts: Sequence[Sequence[int]], request: TextRequest, keys: Key[Array, " B"]) -> dict[str, Any]:
+        """Arguments of the core's `generate` and `prefill`, a key a prompt."""
         tokens, lengths = pad_prompts(prompts)
         budgets = np.asarray([request.most_new(len(prompt)) for prompt in prompts], np.int32)
-        least = np.asarray([request.least_new(len(prompt)) for prompt in prompts], np.int32)
+        has_least = bool(request.min_new_tokens or request.min_length)
+        least = np.asarray([request.least_new(len(prompt)) for prompt in prompts], np.int32) if has_least else 0
         return {
             "models": self.models,
             "prompts": tokens,
             "prompt_lengths": lengths,
-            "key": row_keys(jax.random.key(seed), len(prompts)),
+            "key": keys,
             "config": self.config,
             "sampling": make_sampling(len(prompts), **(request.sampling or {"temperature": 0.0})),
             "max_new_tokens": int(budgets.max()),
@@ -219,15 +237,15 @@ class Generator:
             "suppressed_token_ids": request.suppressed_token_ids,
         }
 
-    def _whole(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int) -> list[_Row]:
+    def _whole(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int) -> list[Row]:
         """Rows to their ends in one compiled call."""
-        result = jax.device_get(generate(**self._arguments(prompts, request, seed)))
+        result = jax.device_get(generate(**self.arguments(prompts, request, row_keys(jax.random.key(seed), len(prompts)))))
         passes = result.info.num_emitted[: int(result.num_rounds)]
         rows = []
         for index, prompt in enumerate(prompts):
             length = int(result.lengths[index])
             rows.append(
-                _Row(
+                Row(
                     prompt_ids=list(prompt),
                     follower=None,
                     token_ids=result.tokens[index, :length].tolist(),
@@ -239,40 +257,29 @@ class Generator:
             )
         return rows
 
-    def _rounds(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int, *, is_text: bool = False) -> Iterator[list[_Row]]:
+    def _rounds(self, prompts: Sequence[Sequence[int]], request: TextRequest, seed: int, *, is_text: bool = False) -> Iterator[list[Row]]:
         """Rows as they stand after the prefill and after every round; a row whose stop string is complete is ended on the device."""
-        arguments = self._arguments(prompts, request, seed)
+        arguments = self.arguments(prompts, request, row_keys(jax.random.key(seed), len(prompts)))
         has_text = is_text or bool(request.stop_strings)
-        rows = [_Row(list(prompt), Follower(self.tokenizer, prompt, request.stop_strings) if has_text else None) for prompt in prompts]
+        rows = [Row(list(prompt), Follower(self.tokenizer, prompt, request.stop_strings) if has_text else None) for prompt in prompts]
         state, emitted = prefill(**arguments)
         is_round = False
         while True:
             new, finish = jax.device_get((emitted, state.finish))
             is_stopped = np.zeros(len(rows), bool)
             for index, row in enumerate(rows):
-                row.num_new = 0
-                if row.finish_reason != "running":
-                    continue
-                count = int(new.num_emitted[index])
-                tokens = new.tokens[index, :count].tolist()
-                kept = count if row.follower is None else row.follower.add(tokens)
-                row.num_new = kept
-                row.token_ids += tokens[:kept]
-                row.log_probs += new.log_probs[index, :kept].tolist()
-                row.processed_log_probs += new.processed_log_probs[index, :kept].tolist()
-                row.acceptance_lengths += [count] if is_round else []
-                row.finish_reason = FINISH_REASONS[int(finish[index])]
-                if row.follower is not None and row.follower.is_stopped:
-                    row.finish_reason, is_stopped[index] = "stop_string", True
+                row.take(new, index, int(finish[index]), is_round=is_round)
+                is_stopped[index] = row.finish_reason == "stop_string"
             yield rows
             if all(row.finish_reason != "running" for row in rows):
                 return
             if is_stopped.any():
                 state = state._replace(finish=jnp.where(is_stopped & (state.finish == RUNNING), STOP, state.finish))
-            state, info = _step(self.models, state, config=self.config)
+            state, info = run_round(self.models, state, config=self.config)
             emitted, is_round = info.emitted, True
 
-    def _completion(self, row: _Row, request: TextRequest) -> Completion:
+    def completion(self, row: Row, request: TextRequest) -> Completion:
+        """What became of a row that has ended."""
         if row.follower is not None:
             row.follower.close()
         scores = logits = None
@@ -290,7 +297,7 @@ class Generator:
             logits=logits if request.has_logits else None,
         )
 
-    def _scored(self, row: _Row, request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
+    def _scored(self, row: Row, request: TextRequest) -> tuple[np.ndarray, np.ndarray]:
         """Scores and logits of a row's tokens, from one more pass over its text."""
         first, count = len(row.prompt_ids) - 1, len(row.token_ids)
         text = row.prompt_ids + row.token_ids[:-1]
@@ -308,7 +315,7 @@ class Generator:
         return np.asarray(scores[0, first : first + count]), np.asarray(logits[0, first : first + count])
 
 
-_step = jax.jit(step, static_argnames="config", donate_argnames="state")
+run_round = jax.jit(step, static_argnames="config", donate_argnames="state")
 
 
 @jax.jit

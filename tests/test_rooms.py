@@ -50,6 +50,7 @@ ORDER = (
     "streaming",
     "generation",
     "generator",
+    "mapping",
     "training",
     "bench",
     "arguments",

@@ -101,7 +101,7 @@ def check_state(state: DecodeState, drafter: Drafter | None, config: DecodeConfi
 
 
 def make_bans(suppressed_token_ids, min_new_tokens, num_rows: int, max_new_tokens: int, vocab_size: int) -> Bans | None:
-    """What may not be drawn; None if nothing is asked for. Traced values are taken as they are.
+    """What may not be drawn; None if nothing is asked for. Traced values are taken as they are, and a number per row always asks.
 
     Raises ValueError for an id outside the vocabulary, ids that leave nothing to draw, and a least number of tokens outside
     0..max_new_tokens.
@@ -113,7 +113,7 @@ def make_bans(suppressed_token_ids, min_new_tokens, num_rows: int, max_new_token
             raise ValueError(f"min_new_tokens must be one whole number or one per row ({num_rows}); got {min_new_tokens!r}.")
         if owed.min() < 0 or owed.max() > max_new_tokens:
             raise ValueError(f"min_new_tokens must lie in 0..max_new_tokens ({max_new_tokens}); got {min_new_tokens}.")
-        is_given = bool(owed.any())
+        is_given = owed.ndim > 0 or bool(owed)
     if not is_traced(suppressed_token_ids):
         given = np.unique(np.asarray(suppressed_token_ids))
         if np.sum(given >= 0) >= vocab_size:
