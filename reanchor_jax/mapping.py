@@ -45,7 +45,7 @@ class Mapped(NamedTuple):
 
 
 class _Admitted(NamedTuple):
-    """A prompt. place: index of its line, from 0 on. identifier: its name. row: None if it cannot be completed. began: seconds of a clock."""
+    """A prompt. place: index of its line, from 0 on. identifier: its name. row: None if it cannot be. began: seconds of a clock."""
 
     place: int
     identifier: Any

@@ -2,7 +2,7 @@
 
 In: a recipe's name, or a path.
 Out: keyword arguments of RolloutConfig, DrafterShape and TrainConfig, and the drafter to start from.
-Source: `recipes/`, one file a family, and DBloom's longer blocks.
+Source: `recipes/`, one file a family for the embedded target, DBloom's longer blocks, Draft-OPD on prefixes; smollm2 for a chat target.
 """
 
 import dataclasses
