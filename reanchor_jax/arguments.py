@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn, TypeVar
 
 from reanchor_jax.bench.benchmarks import BENCHMARKS
+from reanchor_jax.bench.doctor import FLOOR
 from reanchor_jax.bench.methods import METHODS, Request
 from reanchor_jax.bench.profiles import ProfileConfig
 from reanchor_jax.checkpoint import DTYPES
@@ -32,7 +33,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def make_parser(
-    commands: Mapping[str, Callable[[argparse.Namespace], None]], add_convert_arguments: Callable[[argparse.ArgumentParser], None]
+    commands: Mapping[str, Callable[[argparse.Namespace], int | None]], add_convert_arguments: Callable[[argparse.ArgumentParser], None]
 ) -> argparse.ArgumentParser:
     """Build the parser. commands: what runs each subcommand, by its name."""
     parser = _Parser(prog="reanchor-jax", description="Lossless speculative decoding in JAX: ReAnchor on block-diffusion drafters.")
@@ -129,6 +130,16 @@ def make_parser(
     train.add_argument("--mesh", metavar="D,M", type=_ids, help="train on D * M devices: rows over D, weights over M")
     for record in (RolloutConfig, DrafterShape, TrainConfig):
         add_fields(train, record)
+
+    doctor = add("doctor", "examine a pair: equal output, tau against a floor, and the likely cause where it is low")
+    _add_models(doctor)
+    doctor.add_argument("--prompts", metavar="FILE", help="JSONL file of objects with `prompt` or `ids` (default: the target samples some)")
+    doctor.add_argument("--chat", action="store_true", help="wrap prompts by the tokenizer's chat template")
+    doctor.add_argument(
+        "--floor", metavar="X", type=float, default=FLOOR, help="least tau of the plain chain that is well (default: %(default)s)"
+    )
+    doctor.add_argument("--num-examples", metavar="N", type=_positive, default=8, help="take the first N prompts (default: %(default)s)")
+    doctor.add_argument("--max-new-tokens", metavar="N", type=_positive, default=48, help="default: %(default)s")
 
     inspect = add("inspect", "tell what a directory holds")
     inspect.add_argument("directory", metavar="DIR", help="directory or embedded pair")

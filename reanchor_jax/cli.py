@@ -18,7 +18,7 @@ import jax
 
 from reanchor_jax import checkpoint, inspection, pairs
 from reanchor_jax.arguments import make_parser, read_fields
-from reanchor_jax.bench import benchmarks, charts, compare, demo, measure, methods, peers, preflight, profiles, suite, tables
+from reanchor_jax.bench import benchmarks, charts, compare, demo, doctor, measure, methods, peers, preflight, profiles, suite, tables
 from reanchor_jax.bench.drafters import find_drafters
 from reanchor_jax.bench.methods import Outcome, Request
 from reanchor_jax.config import check_pair
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         args = make_parser(COMMANDS, convert_command.add_arguments).parse_args(arguments)
         # float32 is to mean float32: in TF32 a wide pass and a one-token pass choose differently more often
         with jax.default_matmul_precision("highest"):
-            args.run(args)
+            status = args.run(args)
         sys.stdout.flush()
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         print(f"reanchor-jax: error: {error_text(error)}", file=sys.stderr)
         return 2
-    return 0
+    return status or 0
 
 
 def _demo(args: argparse.Namespace) -> None:
@@ -266,6 +266,29 @@ def _map(args: argparse.Namespace) -> None:
     print(f"written: {args.out}, {told.num_rows} lines, {told.num_new} of them now: {told.num_tokens} tokens{tau}{failed}")
 
 
+def _doctor(args: argparse.Namespace) -> int:
+    """Exit status 1 where the pair is not well."""
+    loaded = _load(args)
+    if args.prompts is not None:
+        ids = [prompt.ids for prompt in _read_prompts(args, loaded, limit=args.num_examples)]
+    elif args.chat:
+        raise ValueError("--chat goes with --prompts.")
+    else:
+        begin = getattr(loaded.tokenizer, "bos_token_id", None)
+        ids = doctor.sampled_prompts(loaded.models, 0 if begin is None else begin)
+    report = doctor.examine(
+        loaded.models,
+        ids,
+        tokenizer=loaded.tokenizer,
+        floor=args.floor,
+        max_new_tokens=args.max_new_tokens,
+        show_progress=sys.stderr.isatty(),
+    )
+    has_template = bool(getattr(loaded.tokenizer, "chat_template", None))
+    print(*doctor.report_lines(report, has_template=has_template, is_chat=args.chat), sep="\n")
+    return 0 if report.is_well else 1
+
+
 def _profile(args: argparse.Namespace) -> None:
     _check_writable(args.out, prompts=args.prompts, flag="--out")
     config = read_fields(args, profiles.ProfileConfig)
@@ -406,6 +429,7 @@ COMMANDS = {
     "generate": _generate,
     "bench": _bench,
     "map": _map,
+    "doctor": _doctor,
     "profile": _profile,
     "convert": convert_command.run,
     "train": _train,
