@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -247,9 +248,13 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path, monkeypatch):
         path: value.at[..., 0].add(1e-6) if path == "norm/scale" else value for path, value in checkpoint.leaves(models.drafter).items()
     }
     other = models._replace(drafter=checkpoint.with_leaves(models.drafter, changed))
-    with pytest.raises(ValueError, match=r"other settings \(weights\)"):
+    with pytest.raises(ValueError, match=r"other settings \(weights.drafter\)"):
         suite.run_suite(other, chat, tasks, [BASELINE, CHAIN], **arguments)
-    assert len({weights_digest(found) for found in (models, other, models._replace(drafter=None))}) == 3
+    longer = checkpoint.build_drafter(replace(models.drafter.config, num_slots=24, num_drafts=23), jnp.float32)
+    longer = models._replace(drafter=checkpoint.with_leaves(longer, checkpoint.leaves(models.drafter)))
+    digests = [weights_digest(found) for found in (models, other, longer, models._replace(drafter=None))]
+    assert len({found["drafter"] for found in digests}) == 4
+    assert len({found["target"] for found in digests}) == 1
     assert weights_digest(models) == weights_digest(pairs.load_pair("stories260k"))
 
 

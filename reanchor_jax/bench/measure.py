@@ -21,7 +21,8 @@ from reanchor_jax.bench import charts, compare, methods, peers, tables, traces
 from reanchor_jax.bench.compare import Run
 from reanchor_jax.bench.methods import Request
 from reanchor_jax.files import check_writable, read_json
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
 from reanchor_jax.text import Prompt, pin_settings, write_text
 
 NO_CHARTS = "no charts: they need matplotlib; install the extra bench (pip install '.[bench]')"
@@ -112,11 +113,18 @@ def run_settings(models: Models, prompts: Sequence[Sequence[int]], *, request: R
     }
 
 
-def weights_digest(models: Models) -> str:
-    """A name of all weights: other weights have another, whatever their models are called. One reduction a leaf, where the leaf lies."""
-    parts = [part for part in (models.target, models.drafter) if part is not None]
-    sums = [sorted((path, int(value)) for path, value in _sums_of_bits(checkpoint.leaves(part)).items()) for part in parts]
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+def weights_digest(models: Models) -> dict[str, str | None]:
+    """Names of the target and the drafter: other weights or another config have another, whatever they are called. None: no drafter.
+
+    One reduction a leaf, where the leaf lies: together they take about as long as decoding one token.
+    """
+
+    def digest(part: Target | Drafter) -> str:
+        sums = sorted((path, int(value)) for path, value in _sums_of_bits(checkpoint.leaves(part)).items())
+        # the same weights draft otherwise with another block size
+        return hashlib.sha256(f"{part.config!r} {json.dumps(sums)}".encode()).hexdigest()
+
+    return {"target": digest(models.target), "drafter": None if models.drafter is None else digest(models.drafter)}
 
 
 @jax.jit
@@ -126,6 +134,7 @@ def _sums_of_bits(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     def total(leaf):
         kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
         bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), kind).astype(jnp.uint32)
+        bits ^= bits >> 16  # of float32 that was bfloat16 the low half is empty, where alone small factors tell places apart
         return jnp.sum(bits * (2 * jax.lax.iota(jnp.uint32, bits.size) + 1), dtype=jnp.uint32)
 
     return {path: total(leaf) for path, leaf in leaves.items()}
