@@ -272,7 +272,23 @@ def test_a_changed_second_turn_is_refused_before_anything_is_run(tmp_path):
             suite._prepare(models, chat, {"mt_bench": tasks}, [BASELINE], **given)
 
 
-@pytest.mark.parametrize("content", ['{"benchmark": "mt_bench"}', '{"benchmark": "mt_bench", "temper', "[1]"])
+def _wrong(*names):
+    """Figures of MT-Bench that hold nonsense under these names."""
+    found = {"tau": 2.0, "tau_standard_error": 0.0, "identical": True, "target_passes": 9}
+    figures = {"benchmark": "mt_bench", "temperature": 0.0, "prompts": ["a"], "skipped": [], "environment": None}
+    figures |= {"methods": {CHAIN: found}, "speedup": {CHAIN: 2.0}}
+    return json.dumps(figures | {name: {CHAIN: "x"} for name in names})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"benchmark": "mt_bench"}',
+        '{"benchmark": "mt_bench", "temper',
+        "[1]",
+        *map(_wrong, ("temperature", "methods", "speedup", "environment")),
+    ],
+)
 def test_a_damaged_summary_of_another_benchmark_is_told_before_anything_is_run(tmp_path, content):
     (tmp_path / "mt_bench").mkdir()
     (tmp_path / "mt_bench" / "results.json").write_text(content)
@@ -288,6 +304,23 @@ def test_a_damaged_summary_of_another_benchmark_is_told_before_anything_is_run(t
             out=tmp_path,
             model_name="m",
         )
+    (tmp_path / "mt_bench" / "results.json").write_text(_wrong())
+    assert suite.write_summary(tmp_path, model_name="m")["means"] == {"0": {CHAIN: {"tau": 2.0, "speedup": 2.0}}}
+
+
+def test_figures_that_cannot_be_written_are_told_before_anything_is_run(tmp_path, monkeypatch):
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    monkeypatch.setattr(suite, "measure", lambda *_, **__: pytest.fail("a benchmark was run"))
+    tasks = {"gsm8k": [Task("a", ("Once",))], "alpaca": [Task("b", ("Tom had",))]}
+    given = dict(requests={"": Request(max_new_tokens=5)}, model_name="m")
+    for place in ("one/results.json", "two/tables.md", "three/alpaca/results.json", "four/alpaca/runs.jsonl"):
+        (tmp_path / place).mkdir(parents=True)
+        with pytest.raises(IsADirectoryError, match=place):
+            suite.run_suite(models, chat, tasks, [BASELINE], out=tmp_path / place.split("/")[0], **given)
+    (tmp_path / "many" / "results.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError, match=r"many.results\.json"):
+        suite.run_suites({"dflash": models}, chat, tasks, [BASELINE], out=tmp_path / "many", **given)
 
 
 def test_different_temperatures_have_different_names():

@@ -59,9 +59,7 @@ def measure(
     for name, config in traced_configs.items():
         if not config.is_speculative:
             raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("results.json", "tables.md"):
-        check_writable(out / name)
+    check_folder(out)
     pin_settings(out / "settings.json", run_settings(models, ids, request=request, model_name=model_name))
     if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
         pin_settings(out / "schedule.json", asdict(request.schedule))
@@ -104,6 +102,13 @@ def measure(
     if len(written) == 2 and len(names) > 1:
         print(NO_CHARTS, file=sys.stderr)
     return Measured(figures=figures, runs=runs)
+
+
+def check_folder(out: Path) -> None:
+    """Make a folder of figures. Raises OSError naming the file, before the work and not after it, if they cannot be written there."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("results.json", "tables.md", "runs.jsonl"):
+        check_writable(out / name)
 
 
 def run_settings(models: Models, prompts: Sequence[Sequence[int]], *, request: Request, model_name: str) -> dict[str, Any]:
