@@ -324,7 +324,8 @@ def test_figures_that_cannot_be_written_are_told_before_anything_is_run(tmp_path
 
 
 def test_different_temperatures_have_different_names():
-    assert [temperature_name(value) for value in (0.0, 1.0, 0.7, 1.0000001, 0.1 + 0.2)] == [
+    assert [temperature_name(value) for value in (0.0, -0.0, 1.0, 0.7, 1.0000001, 0.1 + 0.2)] == [
+        "0",
         "0",
         "1",
         "0.7",

@@ -17,6 +17,7 @@ import numpy as np
 
 from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.compare import BASELINE
+from reanchor_jax.bench.methods import temperature_name
 from reanchor_jax.bench.tables import shares
 from reanchor_jax.text import write_bytes
 
@@ -148,7 +149,7 @@ def draw_taus(summary: Mapping[str, Any]) -> "Figure":
                 label=name,
             )
         panel.set_xticks(range(len(mine)), [run["drafter"] if "drafter" in run else BENCHMARKS[run["benchmark"]].title for run in mine])
-        panel.set_title(f"temperature {temperature:g}", fontsize=8)
+        panel.set_title(f"temperature {temperature_name(temperature)}", fontsize=8)
         panel.set_ylabel("τ (tokens a target pass)", fontsize=8)
         _clean(panel)
     handles, labels = panels[0].get_legend_handles_labels()

@@ -80,7 +80,7 @@ def _run(args: argparse.Namespace, folders: Mapping[str, Path]) -> dict[str, Any
     summary = {}
     for name, models in every.items():
         for subfolder, request in requests.items():
-            print(f"{name}, temperature {request.temperature:g}", file=sys.stderr)
+            print(f"{name}, temperature {temperature_name(request.temperature)}", file=sys.stderr)
             measure(
                 models,
                 prompts,

@@ -87,7 +87,8 @@ def measure(
     )
     measured_with = read_json(out / "peers.json") or {}
     figures = peers.split_figures(compare.results(models, ids, runs, request=request), measured_with)
-    text = tables.markdown_tables(figures, title=f"{model_name}, {len(prompts)} prompts of {source}, temperature {request.temperature:g}")
+    title = f"{model_name}, {len(prompts)} prompts of {source}, temperature {methods.temperature_name(request.temperature)}"
+    text = tables.markdown_tables(figures, title=title)
     for name, config in traced_configs.items():
         counted = traces.trace_statistics(models, ids, config, request=request, show_progress=sys.stderr.isatty())
         figures["traces"] = {name: counted}

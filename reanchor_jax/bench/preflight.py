@@ -12,7 +12,7 @@ import numpy as np
 
 from reanchor_jax.bench import tables
 from reanchor_jax.bench.compare import CHAIN, Run
-from reanchor_jax.bench.methods import Outcome
+from reanchor_jax.bench.methods import Outcome, temperature_name
 from reanchor_jax.models.drafter import Models
 
 HIGH_CEILING = 0.15  # DBloom's sets with much to gain had 0.20 to 0.26 in blocks of 16, and 0.05 to 0.07 in blocks of 24 afterwards
@@ -52,7 +52,7 @@ def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: fl
     else:
         advice = f"below {HIGH_CEILING:.0%}: the drafter errs before the block ends, a longer one is not worth training."
     return [
-        f"preflight: rounds of {CHAIN} at temperature {temperature:g} by accepted drafts",
+        f"preflight: rounds of {CHAIN} at temperature {temperature_name(temperature)} by accepted drafts",
         text,
         whose,
         f"Ceiling: {ceiling:.1%} of {sum(histogram):,} rounds accept the whole block of {block_size} ("
