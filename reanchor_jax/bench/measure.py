@@ -100,7 +100,7 @@ def measure(
     written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
     print(*tables.peer_lines(figures), *tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
-    if len(written) == 2 and len(names) > 1:
+    if not charts.has_matplotlib() and len(names) > 1:
         print(NO_CHARTS, file=sys.stderr)
     return Measured(figures=figures, runs=runs)
 

@@ -88,7 +88,7 @@ def run_suite(
         if has_preflight:
             print(*preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
     print(tables.benchmark_tables(summary, title=model_name))
-    if not (out / "benchmarks.png").exists():
+    if not charts.has_matplotlib():
         print(NO_CHARTS, file=sys.stderr)
     return summary
 
