@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from handmade import PLAIN, arm, made_profile
 from tiny_text import tokenizer_files
 
 from reanchor_jax import checkpoint, cli, pairs
-from reanchor_jax.bench import charts, compare, preflight, suite
+from reanchor_jax.bench import charts, compare, preflight, profiles, suite
 from reanchor_jax.bench.benchmarks import Task
 from reanchor_jax.bench.compare import BASELINE, CHAIN, Run
 from reanchor_jax.bench.measure import weights_digest
@@ -335,19 +337,16 @@ def test_different_temperatures_have_different_names():
 
 
 def test_summaries_of_drafters_are_joined_in_one_table():
-    def summary(taus):
-        run = _summary_run("gsm8k", 0.0, taus)
-        return {"runs": [run], "means": {"0": {name: {"tau": tau, "speedup": tau / 2} for name, tau in taus.items()}}}
-
-    joined = suite.join_drafters(
-        {
-            "domino": summary({BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0, "ddtree": 5.0}),
-            "dspark": summary({BASELINE: 1.0, CHAIN: 2.0, "reanchor": 2.5}),
-        }
-    )
+    taus = {BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0, "ddtree": 5.0}
+    others = {BASELINE: 1.0, CHAIN: 2.0, "reanchor": 2.5}
+    # of Alpaca the second had other prompts, MBPP it never saw: neither is a column, nor part of the means
+    first = [_summary_run(name, 0.0, taus) for name in ("gsm8k", "alpaca", "mbpp")]
+    second = [_summary_run("gsm8k", 0.0, others, identical=False), {**_summary_run("alpaca", 0.0, others), "num_prompts": 5}]
+    joined = suite.join_drafters({"domino": {"runs": first}, "dspark": {"runs": second}})
     table = benchmark_tables({"model": "m", **joined}, title="m").splitlines()
-    rows = [line for line in table if line.startswith(("| d", "| auto"))]
+    rows = [line for line in table if line.startswith(("| method", "| d", "| auto"))]
     assert rows == [
+        "| method | GSM8K | mean |",
         "| autoregressive | 1.00 / 0.50x | 1.00 / 0.50x |",
         "| domino | 3.00 / 1.50x | 3.00 / 1.50x |",
         "| domino + ReAnchor | 4.00 / 2.00x | 4.00 / 2.00x |",
@@ -355,6 +354,45 @@ def test_summaries_of_drafters_are_joined_in_one_table():
         "| dspark | 2.00 / 1.00x | 2.00 / 1.00x |",
         "| dspark + ReAnchor | 2.50 / 1.25x | 2.50 / 1.25x |",
     ]
+    assert "dspark + ReAnchor on GSM8K at temperature 0: output differs, see dspark/gsm8k." in table
+
+
+def test_nothing_of_several_drafters_is_run_before_all_that_can_be_refused_is(capsys, rows, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(suite, "measure", lambda *_, model_name, **__: asked.append(model_name) or pytest.fail("a benchmark was run"))
+    pair = tmp_path / "mine"
+    shutil.copytree(pairs.path("stories260k"), pair, ignore=shutil.ignore_patterns("drafters"))
+    given = ("--benchmarks", "gsm8k", "--benchmark-dir", rows, "--num-examples", 2, "--max-new-tokens", 9, "--methods", "reanchor")
+    domino, other = pairs.path("stories260k/domino"), tmp_path / "dbloom"
+    shutil.copytree(pairs.path("stories260k/dbloom"), other)
+    given = (*given, "--drafters", f"{domino},{other}")
+
+    def bench(*more) -> str:
+        asked.clear()
+        try:
+            status = cli.main(["bench", *map(str, (*given, *more))])
+        except pytest.fail.Exception:
+            return ""
+        assert (status, asked) == (2, [])
+        return capsys.readouterr().err
+
+    out = tmp_path / "out"
+    assert "--drafters goes with --pair" in bench("--target", pair, "--out", out)
+    assert "either --drafter or --drafters" in bench("--pair", pair, "--drafter", other, "--out", out)
+    assert "num_nodes (20) must hold the baseline block of 24" in bench("--pair", pair, "--num-nodes", 20, "--out", out)
+    profile = tmp_path / "profile.json"  # of the first drafter, whose shape is not the second's
+    models = pairs.load_pair("stories260k")._replace(drafter=checkpoint.load_drafter(domino))
+    arms = (arm(PLAIN, 1.0), arm({"num_blocks": 1, "num_nodes": 16, "is_chain": True}, 2.0, (2.0, 1.5)))
+    profiles.write_profile(profile, made_profile(key=profiles.profile_key(models), rows=(1,), contexts=(10,), arms=(arms,)))
+    assert "profile.json was measured with models" in bench("--pair", pair, "--profile", profile, "--out", out)
+    assert not out.exists()
+
+    assert bench("--pair", pair, "--out", out) == ""
+    assert asked == ["mine with domino"]
+    assert sorted(path.name for path in out.iterdir()) == ["dbloom", "domino"]
+    shutil.rmtree(other)
+    shutil.copytree(pairs.path("stories260k/draft-opd"), other)  # another drafter of the same name
+    assert "dbloom holds a run with other settings (weights.drafter)" in bench("--pair", pair, "--out", out)
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ def run_suite(
                 write_text(folder / "results.json", to_json({"methods": {}, "speedup": {}, "prompts": [], **facts}))
             summary = write_summary(out, model_name=model_name)
         if has_preflight:
-            print(*preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
+            print(model_name, *preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
     print(tables.benchmark_tables(summary, title=model_name))
     if not charts.has_matplotlib():
         print(NO_CHARTS, file=sys.stderr)
@@ -108,6 +108,8 @@ def run_suites(
 
     every: Models by the drafter's name. What can be refused of any drafter is, before the first is run.
     """
+    for models in every.values():
+        _check_methods(models, names, requests)
     check_folder(out)
     titles = {name: f"{model_name} with {name}" for name in every}
     for name, models in every.items():
@@ -126,28 +128,24 @@ def run_suites(
 def join_drafters(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Runs and means of several drafters' summaries in one, a method called by its drafter: DRAFTER, DRAFTER + ReAnchor, DRAFTER METHOD.
 
-    Plain decoding stands there once, and a benchmark at a temperature where every drafter has it.
+    Plain decoding stands there once, and a benchmark at a temperature only where every drafter has it with as many prompts; of these are
+    the means.
     """
 
-    def called(drafter: str, methods_of: Mapping[str, Any]) -> dict[str, Any]:
-        names = {BASELINE: BASELINE, compare.CHAIN: drafter, "reanchor": f"{drafter} + ReAnchor"}
-        return {names.get(name, f"{drafter} {name}"): figures for name, figures in methods_of.items()}
-
-    places = [{(run["temperature"], run["benchmark"]): run for run in summary["runs"]} for summary in found.values()]
+    names = {BASELINE: "{1}", compare.CHAIN: "{0}", "reanchor": "{0} + ReAnchor"}
+    key = ("temperature", "benchmark", "num_prompts", "num_skipped")
+    places = [{tuple(run[name] for name in key): run for run in summary["runs"]} for summary in found.values()]
     runs = []
     for place, run in places[0].items():
-        if all(place in others for others in places):
-            merged: dict[str, Any] = {}
-            for drafter, others in zip(found, places, strict=True):
-                merged = {**called(drafter, others[place]["methods"]), **merged}
-            runs.append(
-                {**run, "folder": f"*/{run['folder']}", "methods": dict(sorted(merged.items(), key=lambda item: item[0] != BASELINE))}
-            )
-    means: dict[str, Any] = {}
-    for drafter, summary in found.items():
-        for temperature, mean in summary["means"].items():
-            means[temperature] = {**means.get(temperature, {}), **called(drafter, mean)}
-    return {"runs": runs, "means": means}
+        if not all(place in others for others in places):
+            continue
+        merged: dict[str, Any] = {}
+        for drafter, others in zip(found, places, strict=True):
+            for method, figures in others[place]["methods"].items():
+                called = names.get(method, "{0} {1}").format(drafter, method)
+                merged.setdefault(called, {**figures, "folder": f"{drafter}/{others[place]['folder']}"})
+        runs.append({**run, "folder": None, "methods": dict(sorted(merged.items(), key=lambda item: item[0] != BASELINE))})
+    return {"runs": runs, "means": _means(runs)}
 
 
 def _prepare(
@@ -161,9 +159,7 @@ def _prepare(
     model_name: str,
 ) -> dict[str, list[Prompt]]:
     """First prompts of every benchmark, after all that can be refused has been: methods, texts, what the folders hold."""
-    for request in requests.values():
-        for name in names:
-            methods.method_config(name, models, [[0]], request=request)
+    _check_methods(models, names, requests)
     firsts = {name: [chat.prompt(_prompt_names(task)[0], task.turns[:1]) for task in mine] for name, mine in tasks.items()}
     check_folder(out)
     asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
@@ -175,6 +171,13 @@ def _prepare(
         for name, mine in tasks.items():
             _pin_prompts(models, mine, firsts[name], request=request, folder=out / name / subfolder, model_name=model_name)
     return firsts
+
+
+def _check_methods(models: Models, names: Sequence[str], requests: Mapping[str, Request]) -> None:
+    """Raise ValueError for methods that cannot be."""
+    for request in requests.values():
+        for name in names:
+            methods.method_config(name, models, [[0]], request=request)
 
 
 def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:

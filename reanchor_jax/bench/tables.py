@@ -79,7 +79,7 @@ def benchmark_tables(summary: Mapping[str, Any], *, title: str) -> str:
         *dict.fromkeys(_measured_on(run["environment"], has_date=False) for run in summary["runs"] if run["environment"]),
         *(
             f"{name} on {BENCHMARKS[run['benchmark']].title} at temperature {temperature_name(run['temperature'])}: "
-            f"output differs, see {run['folder']}."
+            f"output differs, see {found.get('folder', run['folder'])}."
             for run in summary["runs"]
             for name, found in run["methods"].items()
             if not found["identical"]
