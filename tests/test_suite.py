@@ -194,6 +194,9 @@ def test_a_preflight_tells_the_ceiling_of_responses_that_ended_and_what_it_says(
     told = preflight.report({"MBPP": [_run(0, [23] * 201)]}, models=longer, temperature=0.5)
     assert "worth training (train --start THIS --old-slots 23 and a longer --block-size)" in told[4]
     assert told[5:] == ["DBloom's test is greedy; above temperature 0 fewer drafts are accepted, whatever the block."]
+    headed = models._replace(drafter=checkpoint.load_drafter(pairs.path("stories260k/domino")))
+    told = preflight.report({"MBPP": [_run(0, [15] * 201)]}, models=headed, temperature=0.0)
+    assert "worth training (train --start THIS --old-slots 15, its --family and a longer --block-size)" in told[4]
     few = preflight.report({"MBPP": [_run(0, [15] + [2] * 9, finish_reason="length")]}, models=models, temperature=1.0)
     assert few[2].startswith("None of 1 responses ended by itself, so all count")
     assert few[4].startswith("That is below 15%: the drafter errs before the block ends, a longer one is not worth training.")
@@ -323,6 +326,16 @@ def test_figures_that_cannot_be_written_are_told_before_anything_is_run(tmp_path
     (tmp_path / "many" / "results.json").mkdir(parents=True)
     with pytest.raises(IsADirectoryError, match=r"many.results\.json"):
         suite.run_suites({"dflash": models}, chat, tasks, [BASELINE], out=tmp_path / "many", **given)
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_charts_are_said_to_be_left_out_where_matplotlib_is_missing(tmp_path, capsys, monkeypatch, has_matplotlib):
+    monkeypatch.setattr(charts, "has_matplotlib", lambda: has_matplotlib)
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    tasks = {"gsm8k": [Task("long", ("b" * 600,))]}  # which does not fit, so there is nothing to run or to draw
+    suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], requests={"": Request(max_new_tokens=5)}, out=tmp_path, model_name="m")
+    assert ("no charts: they need matplotlib; install the extra bench" in capsys.readouterr().err) is not has_matplotlib
 
 
 def test_different_temperatures_have_different_names():

@@ -44,10 +44,10 @@ def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: fl
         whose = f"None of {len(every)} responses ended by itself, so all count; repetition may feign acceptance: raise --max-new-tokens."
     if ceiling >= HIGH_CEILING:
         config = models.drafter.config
-        is_plain = (
-            block_size == 16 and (config.head, config.mixture, config.fusion) == (None, None, "concatenated") and not config.is_shifted
-        )
-        how = "--recipe dbloom --start THIS" if is_plain else f"--start THIS --old-slots {config.num_drafts} and a longer --block-size"
+        is_dflash = (config.head, config.mixture, config.fusion, config.is_shifted) == (None, None, "concatenated", False)
+        how = f"--start THIS --old-slots {config.num_drafts}{'' if is_dflash else ', its --family'} and a longer --block-size"
+        if is_dflash and block_size == 16:
+            how = "--recipe dbloom --start THIS"
         advice = f"at or above {HIGH_CEILING:.0%}: the block is what limits, a longer one is worth training (train {how})."
     else:
         advice = f"below {HIGH_CEILING:.0%}: the drafter errs before the block ends, a longer one is not worth training."
