@@ -27,7 +27,6 @@ from reanchor_jax.config import check_pair
 from reanchor_jax.convert import __main__ as convert_command  # pyright: ignore[reportMissingImports]
 from reanchor_jax.convert.engine import convert  # pyright: ignore[reportMissingImports]
 from reanchor_jax.decoding.config import DecodeConfig
-from reanchor_jax.decoding.state import require_drafter
 from reanchor_jax.files import check_writable, error_text, settle
 from reanchor_jax.generator import MOST_CACHED, Generator
 from reanchor_jax.mapping import map_prompts
@@ -217,28 +216,25 @@ def _bench_suite(args: argparse.Namespace, names: list[str]) -> None:
     benchmarks.check_names(wanted)
     if args.drafters is not None and args.pair is None:
         raise ValueError("--drafters goes with --pair: drafters of its target, by name or directory.")
-    folders = {} if args.drafters is None else find_drafters(args.pair, methods.split_names(args.drafters))
-    loaded = _load(args)
-    temperatures = (
-        {"": args.temperature}
-        if args.temperatures is None
-        else {f"T{methods.temperature_name(value)}": value for value in args.temperatures}
-    )
-    requests = {folder: _request(args, loaded.models, temperature=value) for folder, value in temperatures.items()}
+    loaded, every = (_load(args), {}) if args.drafters is None else _load_drafters(args)
+    several = args.temperatures or ()
+    temperatures = {f"T{methods.temperature_name(value)}": value for value in several} or {"": args.temperature}
+    # they are the same for every drafter, but a profile is of one kind of drafter and refuses others
+    requests = [
+        {folder: _request(args, models, temperature=value) for folder, value in temperatures.items()}
+        for models in every.values() or [loaded.models]
+    ]
     drawn = {name: benchmarks.draw(benchmarks.read_tasks(name, args.benchmark_dir), args.num_examples, seed=args.seed) for name in wanted}
     chat = suite.Chat(
         tokenizer=loaded.tokenizer,
         is_wrapped=args.chat or bool(getattr(loaded.tokenizer, "chat_template", None)),
         thinking=None if args.thinking is None else args.thinking == "on",
     )
-    asked = {"requests": requests, "out": settle(Path(args.out)), "model_name": loaded.name, "has_preflight": args.preflight}
-    if not folders:
+    asked = {"requests": requests[0], "out": settle(Path(args.out)), "model_name": loaded.name, "has_preflight": args.preflight}
+    if every:
+        suite.run_suites(every, chat, drawn, names, **asked)
+    else:
         suite.run_suite(loaded.models, chat, drawn, names, **asked)
-        return
-    every = {name: loaded.models._replace(drafter=checkpoint.load_drafter(folder, dtype=args.dtype)) for name, folder in folders.items()}
-    for models in every.values():
-        check_pair(models.target.config, require_drafter(models).config)
-    suite.run_suites(every, chat, drawn, names, **{**asked, "model_name": args.pair.partition("/")[0]})
 
 
 def _map(args: argparse.Namespace) -> None:
@@ -389,6 +385,21 @@ def _load(args: argparse.Namespace) -> Loaded:
             assert fresh is not None
             models = checkpoint.load(fresh)
     return Loaded(directory.resolve().name, models, load_tokenizer(directory))
+
+
+def _load_drafters(args: argparse.Namespace) -> tuple[Loaded, dict[str, Models]]:
+    """Load the target of --pair, and its Models with each of --drafters, by the drafter's name."""
+    if args.drafter is not None:
+        raise ValueError("give either --drafter or --drafters.")
+    where = pairs.find(args.pair)
+    folders = find_drafters(args.pair, methods.split_names(args.drafters))
+    target, every = checkpoint.load_target(where.target, dtype=args.dtype), {}
+    for name, folder in folders.items():
+        drafter = checkpoint.load_drafter(folder, dtype=args.dtype)
+        check_pair(target.config, drafter.config)
+        every[name] = Models(target=target, drafter=drafter)
+    name = args.pair.partition("/")[0] if args.pair in pairs.names() else where.target.resolve().name
+    return Loaded(name, Models(target=target, drafter=None), load_tokenizer(where.target)), every
 
 
 def _request(args: argparse.Namespace, models: Models, *, temperature: float | None = None) -> Request:

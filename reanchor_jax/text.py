@@ -120,6 +120,8 @@ def read_prompts(path: Path | str, tokenizer: Any, *, vocab_size: int, limit: in
         identifier = record.get("id", len(prompts))
         if not isinstance(identifier, (str, int)):
             raise ValueError(f"{place}: id must be a string or a number; got {identifier!r}.")
+        if any("\ud800" <= character <= "\udfff" for character in str(identifier)):  # which JSON can spell and no file can hold
+            raise ValueError(f"{place}: id is not valid Unicode text; got {identifier!r}.")
         if has_ids:
             ids, text = record["ids"], None
             if not isinstance(ids, list) or not all(type(token) is int for token in ids):

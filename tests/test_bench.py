@@ -12,11 +12,13 @@ from tiny import tiny_models
 from reanchor_jax.bench import compare as comparison
 from reanchor_jax.bench import tables
 from reanchor_jax.bench.compare import BASELINE, Run, compare, paired_gain, results, top2_margin, write_run
+from reanchor_jax.bench.measure import _sums_of_bits, measure
 from reanchor_jax.bench.methods import METHODS, ROUND_FIELDS, Outcome, Request, begin, method_config, outcomes, run_rounds, stream
 from reanchor_jax.decoding.config import RETAIN_POLICIES, Arm, Schedule
 from reanchor_jax.decoding.loop import autoregress
 from reanchor_jax.decoding.sampling import make_sampling
 from reanchor_jax.decoding.verify import prompt_mask
+from reanchor_jax.text import Prompt
 
 _PROMPTS = [[3, 5, 8], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], [59]]
 
@@ -303,6 +305,31 @@ def test_the_histogram_gathers_a_whole_block_and_more_in_its_last_line():
         "  1  ████         25.0%                0.0%",
         " 2+  ████         25.0%  ████████████ 75.0%",
     ]
+
+
+@pytest.mark.parametrize("name", ["results.json", "tables.md", "runs.jsonl"])
+def test_figures_that_cannot_be_written_are_told_before_anything_is_run(models, tmp_path, monkeypatch, name):
+    monkeypatch.setattr(comparison, "compare", lambda *_, **__: pytest.fail("something was run"))
+    (tmp_path / name).mkdir()
+    given = dict(request=Request(max_new_tokens=3), out=tmp_path, model_name="m", source="s")
+    with pytest.raises(IsADirectoryError, match=name):
+        measure(models, [Prompt(id="a", text=None, ids=[3, 5])], [BASELINE], **given)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_sums_of_weights_see_a_change_a_swap_and_a_sign(dtype):
+    leaf = np.arange(2 * 3 * 5, dtype=np.float32).reshape(2, 3, 5)
+    swapped, changed, negated = leaf.copy(), leaf.copy(), leaf.copy()
+    swapped[0, 1, 2], swapped[1, 2, 4] = leaf[1, 2, 4], leaf[0, 1, 2]
+    changed[1, 0, 3] += 0.125
+    negated[0, 0, 0] = -0.0
+    alone = np.zeros((2, 3, 5), np.float32)
+    alone[1, 0, 3] = 1.5
+    leaves = {"a": leaf, "b": swapped, "c": changed, "d": negated, "e": alone}
+    sums = _sums_of_bits({name: jnp.asarray(value, dtype) for name, value in leaves.items()})
+    assert len({int(value) for value in sums.values()}) == 5
+    bits = int(np.asarray(jnp.asarray(1.5, dtype)).view(np.uint16 if dtype == jnp.bfloat16 else np.uint32))
+    assert int(sums["e"]) == (bits ^ bits >> 16) * (2 * 18 + 1) % 2**32
 
 
 def test_markdown_shows_tau_beside_speedup_and_the_machine(models):

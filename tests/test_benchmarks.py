@@ -76,6 +76,9 @@ def test_a_seed_draws_the_same_rows_every_time_in_the_order_of_dflash():
         ("mt_bench", {"id": "a", "turns": ["a", ""]}, r"turns must be a list of two texts that are not empty; got \['a', ''\]"),
         ("mt_bench", {"id": "a", "turns": ["a", "b", "c"]}, "turns must be a list of two texts"),
         ("livecodebench", {"id": "a", "prompt": "a", "starter_code": 3}, "starter_code must be text; got 3"),
+        ("gsm8k", {"id": "a", "prompt": "a \udc00"}, "is not valid UTF-8 text"),
+        ("gsm8k", {"id": "\udc00", "prompt": "a"}, "is not valid UTF-8 text"),
+        ("mt_bench", {"id": "a", "turns": ["a", "\ud83d b"]}, "is not valid UTF-8 text"),
         ("alpaca", ["a"], "must be a JSON object; got list"),
     ],
 )

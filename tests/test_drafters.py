@@ -89,6 +89,44 @@ def test_bad_arguments_are_refused_before_anything_is_run(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def test_what_a_folder_holds_is_compared_before_anything_is_run(tmp_path, capsys, monkeypatch):
+    measured = []
+    monkeypatch.setattr(drafters, "measure", lambda *_, out, **__: measured.append(out.relative_to(tmp_path / "out").as_posix()))
+    monkeypatch.setattr(drafters.charts, "has_matplotlib", lambda: False)
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
+    given = ["--prompts", str(tmp_path / "prompts.jsonl"), "--out", str(tmp_path / "out"), "--temperatures", "0,0.5"]
+
+    def refused(*more) -> str:
+        measured.clear()
+        with pytest.raises(SystemExit):
+            drafters.main([*given, *more])
+        assert not measured
+        return capsys.readouterr().err
+
+    assert drafters.main([*given, "--drafters", "dflash"]) == 0
+    assert measured == ["dflash/T0", "dflash/T0.5"]
+    assert "no charts: they need matplotlib; install the extra bench" in capsys.readouterr().err
+    # of another drafter too, for all are rows of one table
+    assert "out holds a run with other settings (max_new_tokens)" in refused("--drafters", "domino", "--max-new-tokens", "7")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Tom"}\n')
+    assert "out holds a run with other settings (prompts)" in refused("--drafters", "domino")
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once"}\n')
+    # the second drafter's folder is another's
+    (tmp_path / "out" / "domino").symlink_to(tmp_path / "out" / "dflash")
+    told = refused("--drafters", "dflash,domino")
+    assert "holds a run with other settings (model, weights.drafter)" in told
+    (tmp_path / "out" / "domino").unlink()
+    for place in ("tables.md", "dflash/T0.5/results.json"):
+        (tmp_path / "out" / place).unlink(missing_ok=True)
+        (tmp_path / "out" / place).mkdir()
+        assert "it is a directory" in refused("--drafters", "dflash")
+        (tmp_path / "out" / place).rmdir()
+    for content in ('{"drafter": "odd"}', "{", json.dumps(run("odd", 0.0, (2.0, 3.0)) | {"methods": {"dflash": 3}})):
+        (tmp_path / "out" / "dflash" / "T0.5" / "results.json").write_text(content)
+        assert "results.json is damaged; remove it and ask for that drafter again" in refused("--drafters", "dflash")
+    assert "--temperatures names none" in refused("--temperatures", ",")
+
+
 @pytest.mark.slow
 def test_drafters_are_measured_alone_and_with_reanchor_and_not_twice(tmp_path, capsys):
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "Once upon a time"}\n{"prompt": "Tom had a red ball. He"}\n')

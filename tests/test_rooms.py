@@ -103,6 +103,14 @@ def test_a_room_imports_only_rooms_before_it(path):
             assert rank(other) < rank(room) or is_same_folder, f"{room} imports {other}, which stands behind it."
 
 
+def test_scripts_run_in_a_clone_where_conversion_is_not_installed():
+    for path in LIBRARY:
+        if name_of(path) != "cli":
+            at_import = [node.module or "" for node in ast.parse(path.read_text(encoding="utf-8")).body if isinstance(node, ast.ImportFrom)]
+            wrong = [name for name in at_import if name.startswith("reanchor_jax.convert")]
+            assert not wrong, f"{path} imports {', '.join(wrong)}; do it inside the function that needs it."
+
+
 def test_every_entry_of_the_order_is_a_room():
     rooms = {name_of(path) for path in sources(PACKAGE)}
     assert [entry for entry in ORDER if entry not in rooms] == []

@@ -2,16 +2,19 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from handmade import PLAIN, arm, made_profile
 from tiny_text import tokenizer_files
 
 from reanchor_jax import checkpoint, cli, pairs
-from reanchor_jax.bench import charts, compare, preflight, suite
+from reanchor_jax.bench import charts, compare, preflight, profiles, suite
 from reanchor_jax.bench.benchmarks import Task
 from reanchor_jax.bench.compare import BASELINE, CHAIN, Run
 from reanchor_jax.bench.measure import weights_digest
@@ -191,6 +194,9 @@ def test_a_preflight_tells_the_ceiling_of_responses_that_ended_and_what_it_says(
     told = preflight.report({"MBPP": [_run(0, [23] * 201)]}, models=longer, temperature=0.5)
     assert "worth training (train --start THIS --old-slots 23 and a longer --block-size)" in told[4]
     assert told[5:] == ["DBloom's test is greedy; above temperature 0 fewer drafts are accepted, whatever the block."]
+    headed = models._replace(drafter=checkpoint.load_drafter(pairs.path("stories260k/domino")))
+    told = preflight.report({"MBPP": [_run(0, [15] * 201)]}, models=headed, temperature=0.0)
+    assert "worth training (train --start THIS --old-slots 15, its --family and a longer --block-size)" in told[4]
     few = preflight.report({"MBPP": [_run(0, [15] + [2] * 9, finish_reason="length")]}, models=models, temperature=1.0)
     assert few[2].startswith("None of 1 responses ended by itself, so all count")
     assert few[4].startswith("That is below 15%: the drafter errs before the block ends, a longer one is not worth training.")
@@ -247,9 +253,13 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path, monkeypatch):
         path: value.at[..., 0].add(1e-6) if path == "norm/scale" else value for path, value in checkpoint.leaves(models.drafter).items()
     }
     other = models._replace(drafter=checkpoint.with_leaves(models.drafter, changed))
-    with pytest.raises(ValueError, match=r"other settings \(weights\)"):
+    with pytest.raises(ValueError, match=r"other settings \(weights.drafter\)"):
         suite.run_suite(other, chat, tasks, [BASELINE, CHAIN], **arguments)
-    assert len({weights_digest(found) for found in (models, other, models._replace(drafter=None))}) == 3
+    longer = checkpoint.build_drafter(replace(models.drafter.config, num_slots=24, num_drafts=23), jnp.float32)
+    longer = models._replace(drafter=checkpoint.with_leaves(longer, checkpoint.leaves(models.drafter)))
+    digests = [weights_digest(found) for found in (models, other, longer, models._replace(drafter=None))]
+    assert len({found["drafter"] for found in digests}) == 4
+    assert len({found["target"] for found in digests}) == 1
     assert weights_digest(models) == weights_digest(pairs.load_pair("stories260k"))
 
 
@@ -267,7 +277,23 @@ def test_a_changed_second_turn_is_refused_before_anything_is_run(tmp_path):
             suite._prepare(models, chat, {"mt_bench": tasks}, [BASELINE], **given)
 
 
-@pytest.mark.parametrize("content", ['{"benchmark": "mt_bench"}', '{"benchmark": "mt_bench", "temper', "[1]"])
+def _wrong(*names):
+    """Figures of MT-Bench that hold nonsense under these names."""
+    found = {"tau": 2.0, "tau_standard_error": 0.0, "identical": True, "target_passes": 9}
+    figures = {"benchmark": "mt_bench", "temperature": 0.0, "prompts": ["a"], "skipped": [], "environment": None}
+    figures |= {"methods": {CHAIN: found}, "speedup": {CHAIN: 2.0}}
+    return json.dumps(figures | {name: {CHAIN: "x"} for name in names})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        '{"benchmark": "mt_bench"}',
+        '{"benchmark": "mt_bench", "temper',
+        "[1]",
+        *map(_wrong, ("temperature", "methods", "speedup", "environment")),
+    ],
+)
 def test_a_damaged_summary_of_another_benchmark_is_told_before_anything_is_run(tmp_path, content):
     (tmp_path / "mt_bench").mkdir()
     (tmp_path / "mt_bench" / "results.json").write_text(content)
@@ -283,10 +309,38 @@ def test_a_damaged_summary_of_another_benchmark_is_told_before_anything_is_run(t
             out=tmp_path,
             model_name="m",
         )
+    (tmp_path / "mt_bench" / "results.json").write_text(_wrong())
+    assert suite.write_summary(tmp_path, model_name="m")["means"] == {"0": {CHAIN: {"tau": 2.0, "speedup": 2.0}}}
+
+
+def test_figures_that_cannot_be_written_are_told_before_anything_is_run(tmp_path, monkeypatch):
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    monkeypatch.setattr(suite, "measure", lambda *_, **__: pytest.fail("a benchmark was run"))
+    tasks = {"gsm8k": [Task("a", ("Once",))], "alpaca": [Task("b", ("Tom had",))]}
+    given = dict(requests={"": Request(max_new_tokens=5)}, model_name="m")
+    for place in ("one/results.json", "two/tables.md", "three/alpaca/results.json", "four/alpaca/runs.jsonl"):
+        (tmp_path / place).mkdir(parents=True)
+        with pytest.raises(IsADirectoryError, match=place):
+            suite.run_suite(models, chat, tasks, [BASELINE], out=tmp_path / place.split("/")[0], **given)
+    (tmp_path / "many" / "results.json").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError, match=r"many.results\.json"):
+        suite.run_suites({"dflash": models}, chat, tasks, [BASELINE], out=tmp_path / "many", **given)
+
+
+@pytest.mark.parametrize("has_matplotlib", [True, False])
+def test_charts_are_said_to_be_left_out_where_matplotlib_is_missing(tmp_path, capsys, monkeypatch, has_matplotlib):
+    monkeypatch.setattr(charts, "has_matplotlib", lambda: has_matplotlib)
+    models = pairs.load_pair("stories260k")
+    chat = suite.Chat(tokenizer=load_tokenizer(pairs.path("stories260k")), is_wrapped=False, thinking=None)
+    tasks = {"gsm8k": [Task("long", ("b" * 600,))]}  # which does not fit, so there is nothing to run or to draw
+    suite.run_suite(models, chat, tasks, [BASELINE, CHAIN], requests={"": Request(max_new_tokens=5)}, out=tmp_path, model_name="m")
+    assert ("no charts: they need matplotlib; install the extra bench" in capsys.readouterr().err) is not has_matplotlib
 
 
 def test_different_temperatures_have_different_names():
-    assert [temperature_name(value) for value in (0.0, 1.0, 0.7, 1.0000001, 0.1 + 0.2)] == [
+    assert [temperature_name(value) for value in (0.0, -0.0, 1.0, 0.7, 1.0000001, 0.1 + 0.2)] == [
+        "0",
         "0",
         "1",
         "0.7",
@@ -296,19 +350,16 @@ def test_different_temperatures_have_different_names():
 
 
 def test_summaries_of_drafters_are_joined_in_one_table():
-    def summary(taus):
-        run = _summary_run("gsm8k", 0.0, taus)
-        return {"runs": [run], "means": {"0": {name: {"tau": tau, "speedup": tau / 2} for name, tau in taus.items()}}}
-
-    joined = suite.join_drafters(
-        {
-            "domino": summary({BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0, "ddtree": 5.0}),
-            "dspark": summary({BASELINE: 1.0, CHAIN: 2.0, "reanchor": 2.5}),
-        }
-    )
+    taus = {BASELINE: 1.0, CHAIN: 3.0, "reanchor": 4.0, "ddtree": 5.0}
+    others = {BASELINE: 1.0, CHAIN: 2.0, "reanchor": 2.5}
+    # of Alpaca the second had other prompts, MBPP it never saw: neither is a column, nor part of the means
+    first = [_summary_run(name, 0.0, taus) for name in ("gsm8k", "alpaca", "mbpp")]
+    second = [_summary_run("gsm8k", 0.0, others, identical=False), {**_summary_run("alpaca", 0.0, others), "num_prompts": 5}]
+    joined = suite.join_drafters({"domino": {"runs": first}, "dspark": {"runs": second}})
     table = benchmark_tables({"model": "m", **joined}, title="m").splitlines()
-    rows = [line for line in table if line.startswith(("| d", "| auto"))]
+    rows = [line for line in table if line.startswith(("| method", "| d", "| auto"))]
     assert rows == [
+        "| method | GSM8K | mean |",
         "| autoregressive | 1.00 / 0.50x | 1.00 / 0.50x |",
         "| domino | 3.00 / 1.50x | 3.00 / 1.50x |",
         "| domino + ReAnchor | 4.00 / 2.00x | 4.00 / 2.00x |",
@@ -316,6 +367,45 @@ def test_summaries_of_drafters_are_joined_in_one_table():
         "| dspark | 2.00 / 1.00x | 2.00 / 1.00x |",
         "| dspark + ReAnchor | 2.50 / 1.25x | 2.50 / 1.25x |",
     ]
+    assert "dspark + ReAnchor on GSM8K at temperature 0: output differs, see dspark/gsm8k." in table
+
+
+def test_nothing_of_several_drafters_is_run_before_all_that_can_be_refused_is(capsys, rows, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(suite, "measure", lambda *_, model_name, **__: asked.append(model_name) or pytest.fail("a benchmark was run"))
+    pair = tmp_path / "mine"
+    shutil.copytree(pairs.path("stories260k"), pair, ignore=shutil.ignore_patterns("drafters"))
+    given = ("--benchmarks", "gsm8k", "--benchmark-dir", rows, "--num-examples", 2, "--max-new-tokens", 9, "--methods", "reanchor")
+    domino, other = pairs.path("stories260k/domino"), tmp_path / "dbloom"
+    shutil.copytree(pairs.path("stories260k/dbloom"), other)
+    given = (*given, "--drafters", f"{domino},{other}")
+
+    def bench(*more) -> str:
+        asked.clear()
+        try:
+            status = cli.main(["bench", *map(str, (*given, *more))])
+        except pytest.fail.Exception:
+            return ""
+        assert (status, asked) == (2, [])
+        return capsys.readouterr().err
+
+    out = tmp_path / "out"
+    assert "--drafters goes with --pair" in bench("--target", pair, "--out", out)
+    assert "either --drafter or --drafters" in bench("--pair", pair, "--drafter", other, "--out", out)
+    assert "num_nodes (20) must hold the baseline block of 24" in bench("--pair", pair, "--num-nodes", 20, "--out", out)
+    profile = tmp_path / "profile.json"  # of the first drafter, whose shape is not the second's
+    models = pairs.load_pair("stories260k")._replace(drafter=checkpoint.load_drafter(domino))
+    arms = (arm(PLAIN, 1.0), arm({"num_blocks": 1, "num_nodes": 16, "is_chain": True}, 2.0, (2.0, 1.5)))
+    profiles.write_profile(profile, made_profile(key=profiles.profile_key(models), rows=(1,), contexts=(10,), arms=(arms,)))
+    assert "profile.json was measured with models" in bench("--pair", pair, "--profile", profile, "--out", out)
+    assert not out.exists()
+
+    assert bench("--pair", pair, "--out", out) == ""
+    assert asked == ["mine with domino"]
+    assert sorted(path.name for path in out.iterdir()) == ["dbloom", "domino"]
+    shutil.rmtree(other)
+    shutil.copytree(pairs.path("stories260k/draft-opd"), other)  # another drafter of the same name
+    assert "dbloom holds a run with other settings (weights.drafter)" in bench("--pair", pair, "--out", out)
 
 
 @pytest.mark.slow

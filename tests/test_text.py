@@ -104,6 +104,7 @@ def test_prompts_are_text_or_ids_with_a_name(tokenizer, tmp_path):
         (b'{"ids": [13]}', r"line 2: token id 13 lies outside the target's vocabulary 0\.\.12"),
         (b'{"ids": [-1]}', "line 2: token id -1"),
         (b'{"ids": [1], "id": [2]}', "line 2: id must be a string or a number"),
+        (b'{"ids": [1], "id": "\\udc00"}', "line 2: id is not valid Unicode text"),
     ],
 )
 def test_a_bad_line_is_named_with_its_rule(tokenizer, tmp_path, line, rule):

@@ -117,11 +117,12 @@ def _task(name: str, row: Mapping[str, Any], place: str) -> Task:
         raise ValueError(f"{place}: {rule} not empty; got {str(turns if is_chat else row.get('prompt'))[:60]}.")
     if not isinstance(code, str):
         raise ValueError(f"{place}: starter_code must be text; got {str(code)[:60]}.")
-    for text in (*turns, code):
+    for text in (str(identifier), *turns, code):
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
-            raise ValueError(f"{place} is not valid UTF-8 text ({error.reason} at character {error.start} of a turn); fix it.") from error
+            what = f"{error.reason} at character {error.start} of a text"
+            raise ValueError(f"{place} is not valid UTF-8 text ({what}); fix it.") from error
     return Task(id=str(identifier), turns=tuple(format_prompt(name, turn, starter_code=code) for turn in turns))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from reanchor_jax.bench.benchmarks import BENCHMARKS
 from reanchor_jax.bench.compare import BASELINE
+from reanchor_jax.bench.methods import temperature_name
 from reanchor_jax.bench.tables import shares
 from reanchor_jax.text import write_bytes
 
@@ -111,7 +112,7 @@ def draw_costs(results: Mapping[str, Any]) -> "Figure":
 
 def write_charts(results: Mapping[str, Any], folder: Path, *, block_size: int) -> list[Path]:
     """Write the charts as PNG files and return their paths; none without matplotlib, or without a method that drafts."""
-    if not _has_matplotlib() or not _drafting(results):
+    if not has_matplotlib() or not _drafting(results):
         return []
     charts = {
         "histograms": draw_histograms(results, block_size=block_size),
@@ -148,7 +149,7 @@ def draw_taus(summary: Mapping[str, Any]) -> "Figure":
                 label=name,
             )
         panel.set_xticks(range(len(mine)), [run["drafter"] if "drafter" in run else BENCHMARKS[run["benchmark"]].title for run in mine])
-        panel.set_title(f"temperature {temperature:g}", fontsize=8)
+        panel.set_title(f"temperature {temperature_name(temperature)}", fontsize=8)
         panel.set_ylabel("τ (tokens a target pass)", fontsize=8)
         _clean(panel)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -158,7 +159,7 @@ def draw_taus(summary: Mapping[str, Any]) -> "Figure":
 
 def write_tau_chart(summary: Mapping[str, Any], path: Path) -> Path | None:
     """Draw the taus of a summary; None without matplotlib, or without a method that drafts."""
-    if not _has_matplotlib() or not any(_drafting(run) for run in summary["runs"]):
+    if not has_matplotlib() or not any(_drafting(run) for run in summary["runs"]):
         return None
     return _write(draw_taus(summary), path)
 
@@ -190,13 +191,14 @@ def draw_training(log: Sequence[Mapping[str, Any]]) -> "Figure":
 
 def write_training_chart(folder: Path) -> Path | None:
     """Draw the log of a training run beside it, as training.png; None without matplotlib, and for a run that was never evaluated."""
-    if not _has_matplotlib() or not (folder / "log.jsonl").is_file():
+    if not has_matplotlib() or not (folder / "log.jsonl").is_file():
         return None
     lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
     return _write(draw_training([json.loads(line) for line in lines]), folder / "training.png")
 
 
-def _has_matplotlib() -> bool:
+def has_matplotlib() -> bool:
+    """Whether charts can be drawn."""
     return importlib.util.find_spec("matplotlib") is not None
 
 

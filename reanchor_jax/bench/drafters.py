@@ -15,10 +15,11 @@ import jax
 
 from reanchor_jax import checkpoint, pairs
 from reanchor_jax.bench import charts, compare, tables
-from reanchor_jax.bench.measure import measure, request_settings, run_settings, to_json
+from reanchor_jax.bench.measure import NO_CHARTS, check_folder, measure, run_settings, to_json
 from reanchor_jax.bench.methods import Request, method_config, split_names, temperature_name
 from reanchor_jax.config import check_pair
-from reanchor_jax.files import check_writable, read_json, settle
+from reanchor_jax.decoding.state import require_drafter
+from reanchor_jax.files import read_json, settle
 from reanchor_jax.models.drafter import Models
 from reanchor_jax.text import load_tokenizer, pin_settings, read_prompts, write_text
 
@@ -61,26 +62,30 @@ def _run(args: argparse.Namespace, folders: Mapping[str, Path]) -> dict[str, Any
     for value in map(float, split_names(args.temperatures)):
         given = {"temperature": value, "draft_choice": args.draft_choice, "stop_token_ids": target.config.eos_token_ids}
         requests[f"T{temperature_name(value)}"] = Request(max_new_tokens=args.max_new_tokens, **given)
-    out = settle(args.out)
-    out.mkdir(parents=True, exist_ok=True)
-    check_writable(out / "results.json")
+    if not requests:
+        raise ValueError("--temperatures names none; give numbers with commas between.")
     ids = [prompt.ids for prompt in prompts]
-    shared = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
-    pin_settings(out / "settings.json", {"pair": args.pair, "prompts": ids, **shared})  # the rows of one table are of one kind
     every = {name: Models(target=target, drafter=checkpoint.load_drafter(folder)) for name, folder in folders.items()}
-    for name, models in every.items():  # everything that can be refused is, before anything is run
-        assert models.drafter is not None
-        check_pair(target.config, models.drafter.config)
-        for subfolder, request in requests.items():
+    for models in every.values():  # everything that can be refused is, before anything is run
+        check_pair(target.config, require_drafter(models).config)
+        for request in requests.values():
             for method in _METHODS:
                 method_config(method, models, ids, request=request)
-            (out / name / subfolder).mkdir(parents=True, exist_ok=True)
+    out = settle(args.out)
+    check_folder(out)
+    _rows(out)  # damaged figures of an earlier command are told now
+    shared = run_settings(Models(target=target, drafter=None), ids, request=next(iter(requests.values())), model_name=args.pair)
+    del shared["temperature"]
+    pin_settings(out / "settings.json", shared)  # the rows of one table are of one kind
+    for name, models in every.items():
+        for subfolder, request in requests.items():
+            check_folder(out / name / subfolder)
             settings = run_settings(models, ids, request=request, model_name=f"{args.pair} with {name}")
             pin_settings(out / name / subfolder / "settings.json", settings)
     summary = {}
     for name, models in every.items():
         for subfolder, request in requests.items():
-            print(f"{name}, temperature {request.temperature:g}", file=sys.stderr)
+            print(f"{name}, temperature {temperature_name(request.temperature)}", file=sys.stderr)
             measure(
                 models,
                 prompts,
@@ -92,6 +97,8 @@ def _run(args: argparse.Namespace, folders: Mapping[str, Path]) -> dict[str, Any
                 facts={"drafter": name, "temperature": request.temperature},
             )
         summary = write_summary(out)
+    if not charts.has_matplotlib():
+        print(NO_CHARTS, file=sys.stderr)
     return summary
 
 
@@ -115,17 +122,28 @@ def find_drafters(pair: str, given: Sequence[str] | None) -> dict[str, Path]:
 
 def write_summary(out: Path) -> dict[str, Any]:
     """Sum up what the folders of drafters hold, and return it: results.json, tables.md and, with matplotlib, drafters.png."""
-    runs = []
-    for path in sorted(out.glob("*/T*/results.json")):
-        figures = read_json(path) or {}
-        if "drafter" in figures:  # other commands write files of that name too
-            runs.append({key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")})
-    runs.sort(key=lambda run: run["temperature"])
-    summary = {"runs": runs}
+    summary = {"runs": sorted(_rows(out), key=lambda run: run["temperature"])}
     write_text(out / "results.json", to_json(summary))
     write_text(out / "tables.md", tables.drafter_table(summary, title=_TITLE))
     charts.write_tau_chart(summary, out / "drafters.png")
     return summary
+
+
+def _rows(out: Path) -> list[dict[str, Any]]:
+    """Runs of the summary, by folder. Raises ValueError naming a file that is damaged."""
+    rows = []
+    for path in sorted(out.glob("*/T*/results.json")):
+        try:
+            figures = read_json(path) or {}
+            if "drafter" in figures:  # other commands write files of that name too
+                row = {key: figures[key] for key in ("drafter", "temperature", "methods", "speedup", "identical", "environment")}
+                tables.drafter_table({"runs": [row]}, title="")  # so every figure in it can be told
+                rows.append(row)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is damaged; remove it and ask for that drafter again: its runs stand in runs.jsonl beside it, so none is repeated."
+            ) from error
+    return rows
 
 
 if __name__ == "__main__":

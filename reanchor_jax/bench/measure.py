@@ -21,7 +21,8 @@ from reanchor_jax.bench import charts, compare, methods, peers, tables, traces
 from reanchor_jax.bench.compare import Run
 from reanchor_jax.bench.methods import Request
 from reanchor_jax.files import check_writable, read_json
-from reanchor_jax.models.drafter import Models
+from reanchor_jax.models.drafter import Drafter, Models
+from reanchor_jax.models.target import Target
 from reanchor_jax.text import Prompt, pin_settings, write_text
 
 NO_CHARTS = "no charts: they need matplotlib; install the extra bench (pip install '.[bench]')"
@@ -58,9 +59,7 @@ def measure(
     for name, config in traced_configs.items():
         if not config.is_speculative:
             raise ValueError(f"--traces {name}: plain decoding proposes nothing; name a method that drafts.")
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("results.json", "tables.md"):
-        check_writable(out / name)
+    check_folder(out)
     pin_settings(out / "settings.json", run_settings(models, ids, request=request, model_name=model_name))
     if request.schedule is not None:  # a file of its own: a run without the method may be resumed with it
         pin_settings(out / "schedule.json", asdict(request.schedule))
@@ -88,7 +87,8 @@ def measure(
     )
     measured_with = read_json(out / "peers.json") or {}
     figures = peers.split_figures(compare.results(models, ids, runs, request=request), measured_with)
-    text = tables.markdown_tables(figures, title=f"{model_name}, {len(prompts)} prompts of {source}, temperature {request.temperature:g}")
+    title = f"{model_name}, {len(prompts)} prompts of {source}, temperature {methods.temperature_name(request.temperature)}"
+    text = tables.markdown_tables(figures, title=title)
     for name, config in traced_configs.items():
         counted = traces.trace_statistics(models, ids, config, request=request, show_progress=sys.stderr.isatty())
         figures["traces"] = {name: counted}
@@ -100,9 +100,16 @@ def measure(
     written = [out / "results.json", out / "tables.md", *charts.write_charts(figures, out, block_size=block_size)]
     print(tables.terminal_table(figures))
     print(*tables.peer_lines(figures), *tables.divergence_lines(figures), f"written: {', '.join(map(str, written))}", sep="\n")
-    if len(written) == 2 and len(names) > 1:
+    if not charts.has_matplotlib() and len(names) > 1:
         print(NO_CHARTS, file=sys.stderr)
     return Measured(figures=figures, runs=runs)
+
+
+def check_folder(out: Path) -> None:
+    """Make a folder of figures. Raises OSError naming the file, before the work and not after it, if they cannot be written there."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("results.json", "tables.md", "runs.jsonl"):
+        check_writable(out / name)
 
 
 def run_settings(models: Models, prompts: Sequence[Sequence[int]], *, request: Request, model_name: str) -> dict[str, Any]:
@@ -112,11 +119,18 @@ def run_settings(models: Models, prompts: Sequence[Sequence[int]], *, request: R
     }
 
 
-def weights_digest(models: Models) -> str:
-    """A name of all weights: other weights have another, whatever their models are called. One reduction a leaf, where the leaf lies."""
-    parts = [part for part in (models.target, models.drafter) if part is not None]
-    sums = [sorted((path, int(value)) for path, value in _sums_of_bits(checkpoint.leaves(part)).items()) for part in parts]
-    return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
+def weights_digest(models: Models) -> dict[str, str | None]:
+    """Names of the target and the drafter: other weights or another config have another, whatever they are called. None: no drafter.
+
+    One reduction a leaf, where the leaf lies: together they take about as long as decoding one token.
+    """
+
+    def digest(part: Target | Drafter) -> str:
+        sums = sorted((path, int(value)) for path, value in _sums_of_bits(checkpoint.leaves(part)).items())
+        # the same weights draft otherwise with another block size
+        return hashlib.sha256(f"{part.config!r} {json.dumps(sums)}".encode()).hexdigest()
+
+    return {"target": digest(models.target), "drafter": None if models.drafter is None else digest(models.drafter)}
 
 
 @jax.jit
@@ -126,6 +140,7 @@ def _sums_of_bits(leaves: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
     def total(leaf):
         kind = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[leaf.dtype.itemsize]
         bits = jax.lax.bitcast_convert_type(leaf.reshape(-1), kind).astype(jnp.uint32)
+        bits ^= bits >> 16  # of float32 that was bfloat16 the low half is empty, where alone small factors tell places apart
         return jnp.sum(bits * (2 * jax.lax.iota(jnp.uint32, bits.size) + 1), dtype=jnp.uint32)
 
     return {path: total(leaf) for path, leaf in leaves.items()}

@@ -84,7 +84,8 @@ class Outcome(NamedTuple):
 
 def temperature_name(temperature: float) -> str:
     """0, 0.7, 1, ...: different numbers have different names."""
-    return f"{temperature:g}" if float(f"{temperature:g}") == temperature else repr(temperature)
+    short = f"{temperature + 0.0:g}"  # + 0.0: -0 is 0
+    return short if float(short) == temperature else repr(temperature)
 
 
 def split_names(text: str) -> list[str]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from reanchor_jax.bench import tables
 from reanchor_jax.bench.compare import CHAIN, Run
-from reanchor_jax.bench.methods import Outcome
+from reanchor_jax.bench.methods import Outcome, temperature_name
 from reanchor_jax.models.drafter import Models
 
 HIGH_CEILING = 0.15  # DBloom's sets with much to gain had 0.20 to 0.26 in blocks of 16, and 0.05 to 0.07 in blocks of 24 afterwards
@@ -44,15 +44,15 @@ def report(runs: Mapping[str, Sequence[Run]], *, models: Models, temperature: fl
         whose = f"None of {len(every)} responses ended by itself, so all count; repetition may feign acceptance: raise --max-new-tokens."
     if ceiling >= HIGH_CEILING:
         config = models.drafter.config
-        is_plain = (
-            block_size == 16 and (config.head, config.mixture, config.fusion) == (None, None, "concatenated") and not config.is_shifted
-        )
-        how = "--recipe dbloom --start THIS" if is_plain else f"--start THIS --old-slots {config.num_drafts} and a longer --block-size"
+        is_dflash = (config.head, config.mixture, config.fusion, config.is_shifted) == (None, None, "concatenated", False)
+        how = f"--start THIS --old-slots {config.num_drafts}{'' if is_dflash else ', its --family'} and a longer --block-size"
+        if is_dflash and block_size == 16:
+            how = "--recipe dbloom --start THIS"
         advice = f"at or above {HIGH_CEILING:.0%}: the block is what limits, a longer one is worth training (train {how})."
     else:
         advice = f"below {HIGH_CEILING:.0%}: the drafter errs before the block ends, a longer one is not worth training."
     return [
-        f"preflight: rounds of {CHAIN} at temperature {temperature:g} by accepted drafts",
+        f"preflight: rounds of {CHAIN} at temperature {temperature_name(temperature)} by accepted drafts",
         text,
         whose,
         f"Ceiling: {ceiling:.1%} of {sum(histogram):,} rounds accept the whole block of {block_size} ("

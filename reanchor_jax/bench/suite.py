@@ -16,7 +16,16 @@ import numpy as np
 from reanchor_jax.bench import charts, compare, methods, preflight, tables
 from reanchor_jax.bench.benchmarks import BENCHMARKS, Task
 from reanchor_jax.bench.compare import BASELINE
-from reanchor_jax.bench.measure import NO_CHARTS, measure, request_settings, run_settings, surroundings, to_json, weights_digest
+from reanchor_jax.bench.measure import (
+    NO_CHARTS,
+    check_folder,
+    measure,
+    request_settings,
+    run_settings,
+    surroundings,
+    to_json,
+    weights_digest,
+)
 from reanchor_jax.bench.methods import Request, temperature_name
 from reanchor_jax.files import read_json
 from reanchor_jax.models.drafter import Models
@@ -77,9 +86,9 @@ def run_suite(
                 write_text(folder / "results.json", to_json({"methods": {}, "speedup": {}, "prompts": [], **facts}))
             summary = write_summary(out, model_name=model_name)
         if has_preflight:
-            print(*preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
+            print(model_name, *preflight.report(runs, models=models, temperature=request.temperature), sep="\n")
     print(tables.benchmark_tables(summary, title=model_name))
-    if not (out / "benchmarks.png").exists():
+    if not charts.has_matplotlib():
         print(NO_CHARTS, file=sys.stderr)
     return summary
 
@@ -99,6 +108,9 @@ def run_suites(
 
     every: Models by the drafter's name. What can be refused of any drafter is, before the first is run.
     """
+    for models in every.values():
+        _check_methods(models, names, requests)
+    check_folder(out)
     titles = {name: f"{model_name} with {name}" for name in every}
     for name, models in every.items():
         _prepare(models, chat, tasks, names, requests=requests, out=out / name, model_name=titles[name])
@@ -116,28 +128,24 @@ def run_suites(
 def join_drafters(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Runs and means of several drafters' summaries in one, a method called by its drafter: DRAFTER, DRAFTER + ReAnchor, DRAFTER METHOD.
 
-    Plain decoding stands there once, and a benchmark at a temperature where every drafter has it.
+    Plain decoding stands there once, and a benchmark at a temperature only where every drafter has it with as many prompts; of these are
+    the means.
     """
 
-    def called(drafter: str, methods_of: Mapping[str, Any]) -> dict[str, Any]:
-        names = {BASELINE: BASELINE, compare.CHAIN: drafter, "reanchor": f"{drafter} + ReAnchor"}
-        return {names.get(name, f"{drafter} {name}"): figures for name, figures in methods_of.items()}
-
-    places = [{(run["temperature"], run["benchmark"]): run for run in summary["runs"]} for summary in found.values()]
+    names = {BASELINE: "{1}", compare.CHAIN: "{0}", "reanchor": "{0} + ReAnchor"}
+    key = ("temperature", "benchmark", "num_prompts", "num_skipped")
+    places = [{tuple(run[name] for name in key): run for run in summary["runs"]} for summary in found.values()]
     runs = []
     for place, run in places[0].items():
-        if all(place in others for others in places):
-            merged: dict[str, Any] = {}
-            for drafter, others in zip(found, places, strict=True):
-                merged = {**called(drafter, others[place]["methods"]), **merged}
-            runs.append(
-                {**run, "folder": f"*/{run['folder']}", "methods": dict(sorted(merged.items(), key=lambda item: item[0] != BASELINE))}
-            )
-    means: dict[str, Any] = {}
-    for drafter, summary in found.items():
-        for temperature, mean in summary["means"].items():
-            means[temperature] = {**means.get(temperature, {}), **called(drafter, mean)}
-    return {"runs": runs, "means": means}
+        if not all(place in others for others in places):
+            continue
+        merged: dict[str, Any] = {}
+        for drafter, others in zip(found, places, strict=True):
+            for method, figures in others[place]["methods"].items():
+                called = names.get(method, "{0} {1}").format(drafter, method)
+                merged.setdefault(called, {**figures, "folder": f"{drafter}/{others[place]['folder']}"})
+        runs.append({**run, "folder": None, "methods": dict(sorted(merged.items(), key=lambda item: item[0] != BASELINE))})
+    return {"runs": runs, "means": _means(runs)}
 
 
 def _prepare(
@@ -151,11 +159,9 @@ def _prepare(
     model_name: str,
 ) -> dict[str, list[Prompt]]:
     """First prompts of every benchmark, after all that can be refused has been: methods, texts, what the folders hold."""
-    for request in requests.values():
-        for name in names:
-            methods.method_config(name, models, [[0]], request=request)
+    _check_methods(models, names, requests)
     firsts = {name: [chat.prompt(_prompt_names(task)[0], task.turns[:1]) for task in mine] for name, mine in tasks.items()}
-    out.mkdir(parents=True, exist_ok=True)
+    check_folder(out)
     asked = {name: value for name, value in request_settings(next(iter(requests.values()))).items() if name != "temperature"}
     asked |= {"is_chat": chat.is_wrapped, "thinking": chat.thinking}
     _rows(out)  # a damaged summary of an earlier command is told now
@@ -167,6 +173,13 @@ def _prepare(
     return firsts
 
 
+def _check_methods(models: Models, names: Sequence[str], requests: Mapping[str, Request]) -> None:
+    """Raise ValueError for methods that cannot be."""
+    for request in requests.values():
+        for name in names:
+            methods.method_config(name, models, [[0]], request=request)
+
+
 def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     """Sum up every benchmark's results.json in a folder: as results.json, tables.md and, with matplotlib, benchmarks.png beside them.
 
@@ -174,13 +187,7 @@ def write_summary(out: Path, *, model_name: str) -> dict[str, Any]:
     and method, but for those where no answer had a second token; None for a method that some benchmark lacks.
     """
     found = sorted(_rows(out), key=lambda row: row["temperature"])
-    means = {}
-    for temperature in dict.fromkeys(row["temperature"] for row in found):
-        mine = [row["methods"] for row in found if row["temperature"] == temperature]
-        mine = [methods for methods in mine if any(figures["tau"] is not None for figures in methods.values())]
-        names = dict.fromkeys(name for measured in mine for name in measured)
-        means[temperature_name(temperature)] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
-    summary = {"model": model_name, "runs": found, "means": means}
+    summary = {"model": model_name, "runs": found, "means": _means(found)}
     write_text(out / "results.json", to_json(summary))
     write_text(out / "tables.md", tables.benchmark_tables(summary, title=model_name))
     charts.write_tau_chart(summary, out / "benchmarks.png")
@@ -195,12 +202,25 @@ def _rows(out: Path) -> list[dict[str, Any]]:
             try:
                 figures = read_json(path)
                 if figures is not None and figures.get("benchmark") == name:
-                    rows[figures["temperature"], name] = _row(figures, path.parent.relative_to(out).as_posix())
+                    row = _row(figures, path.parent.relative_to(out).as_posix())
+                    tables.benchmark_tables({"runs": [row], "means": _means([row])}, title="")  # so every figure in it can be told
+                    rows[row["temperature"], name] = row
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ValueError(
                     f"{path} is damaged; remove it and ask for {name} again: its runs stand in runs.jsonl beside it, so none is repeated."
                 ) from error
     return list(rows.values())
+
+
+def _means(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The means of `write_summary` over rows in the order of temperatures."""
+    means = {}
+    for temperature in dict.fromkeys(row["temperature"] for row in rows):
+        mine = [row["methods"] for row in rows if row["temperature"] == temperature]
+        mine = [methods for methods in mine if any(figures["tau"] is not None for figures in methods.values())]
+        names = dict.fromkeys(name for measured in mine for name in measured)
+        means[temperature_name(temperature)] = {name: {key: _mean(mine, name, key) for key in ("tau", "speedup")} for name in names}
+    return means
 
 
 def _prompt_names(task: Task) -> list[str]:
@@ -213,7 +233,7 @@ def _pin_prompts(
     """Write a folder's settings, or compare with those it has; second turns are known only when the first are answered."""
     begun = _begun(tasks, firsts, methods.prompt_limit(models, request))
     name = "turns.json" if _has_second_turns(begun) else "settings.json"
-    folder.mkdir(parents=True, exist_ok=True)
+    check_folder(folder)
     settings = run_settings(models, [first.ids for _, first in begun], request=request, model_name=model_name)
     if name == "turns.json":
         settings["second_turns"] = [task.turns[1:] for task, _ in begun]
@@ -272,12 +292,12 @@ def _row(figures: Mapping[str, Any], folder: str) -> dict[str, Any]:
 
     def method(name: str, found: Mapping[str, Any]) -> dict[str, Any]:
         has_passes = found["target_passes"] > 0  # without any there is no tau: every answer ended at its first token
-        told = {key: found[key] if has_passes else None for key in ("tau", "tau_standard_error")}
+        told = {key: float(found[key]) if has_passes else None for key in ("tau", "tau_standard_error")}
         return {**told, "identical": found["identical"], "speedup": figures["speedup"][name]}
 
     return {
         "benchmark": figures["benchmark"],
-        "temperature": figures["temperature"],
+        "temperature": float(figures["temperature"]),
         "folder": folder,
         "num_prompts": len(figures["prompts"]),
         "num_skipped": len(figures["skipped"]),

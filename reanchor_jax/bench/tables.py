@@ -78,7 +78,8 @@ def benchmark_tables(summary: Mapping[str, Any], *, title: str) -> str:
         "Mean: over the benchmarks measured. Left out: prompts that the target cannot hold together with the new tokens.",
         *dict.fromkeys(_measured_on(run["environment"], has_date=False) for run in summary["runs"] if run["environment"]),
         *(
-            f"{name} on {BENCHMARKS[run['benchmark']].title} at temperature {run['temperature']:g}: output differs, see {run['folder']}."
+            f"{name} on {BENCHMARKS[run['benchmark']].title} at temperature {temperature_name(run['temperature'])}: "
+            f"output differs, see {found.get('folder', run['folder'])}."
             for run in summary["runs"]
             for name, found in run["methods"].items()
             if not found["identical"]
@@ -119,7 +120,7 @@ def drafter_table(summary: Mapping[str, Any], *, title: str) -> str:
         _SPEEDUP,
         *dict.fromkeys(_measured_on(run["environment"], has_date=False) for run in summary["runs"]),
         *(
-            f"{run['drafter']} at temperature {run['temperature']:g}: output differs from plain decoding's."
+            f"{run['drafter']} at temperature {temperature_name(run['temperature'])}: output differs from plain decoding's."
             for run in summary["runs"]
             if not run["identical"]
         ),
