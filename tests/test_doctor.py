@@ -20,6 +20,7 @@ def models():
     return pairs.load_pair("stories260k")
 
 
+@pytest.mark.slow
 def test_a_pair_in_order_is_well(models, capsys):
     assert main(["doctor", "--pair", "stories260k", "--max-new-tokens", "24"]) == 0
     told = capsys.readouterr().out.splitlines()

@@ -179,6 +179,7 @@ def test_a_thousand_prompts_killed_three_times_have_one_line_each(generator, tmp
     assert_lines_equal_plain_decoding(generator, source, read(out), seed=7, asked=ASKED)
 
 
+@pytest.mark.slow
 def test_the_command_maps_a_file_and_tells_what_it_did(tmp_path, capsys):
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"prompt": "Once upon a time"}\n{"prompt": ""}\n{"ids": [1, 403]}\n')

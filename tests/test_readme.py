@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+import pytest
+
 from reanchor_jax import cli
 from reanchor_jax.bench.methods import METHODS
 
@@ -22,6 +24,7 @@ def test_the_quick_start_runs_as_written(capsys):
     assert float(tau) > 1.5
 
 
+@pytest.mark.slow
 def test_the_texts_block_runs_as_written(capsys):
     _, source = _blocks("python")
     exec(compile(source, "README.md", "exec"), {})
