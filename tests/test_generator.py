@@ -163,6 +163,7 @@ def test_lengths_of_every_kind_bound_a_row(generator):
     assert not set(ended.token_ids[:-1]) & set(stops)
 
 
+@pytest.mark.slow
 def test_sequences_of_one_prompt_have_keys_of_their_own(generator):
     found = ask(generator, "a cat", num_return_sequences=3)
     assert len({tuple(one.token_ids) for one in found}) == 3

@@ -89,6 +89,7 @@ def test_every_prompt_has_one_line_that_is_its_text_alone(generator, tmp_path):
         map_prompts(generator, source, out, batch_size=4, seed=8, **ASKED)
 
 
+@pytest.mark.slow
 def test_stop_strings_and_least_lengths_are_each_rows_own(generator, tmp_path):
     source, out = write_prompts(tmp_path / "in.jsonl", 6), tmp_path / "out.jsonl"
     asked = {**ASKED, "min_length": 15, "stop_strings": ["a", "e", "\x00"]}

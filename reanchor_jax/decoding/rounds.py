@@ -141,16 +141,9 @@ def _judge(target: Target, drafter: Drafter, state: DecodeState, config: DecodeC
 
     def verify_and_walk(size: int):
         cut_trie = first_nodes(trie, size)
-        verified = verify(
-            target,
-            drafter,
-            cut_trie,
-            Committed(layers=state.target_cache, lengths=state.lengths),
-            state.sampling,
-            noise,
-            bans=state.bans,
-            stop_token_ids=state.stop_token_ids,
-        )
+        committed = Committed(layers=state.target_cache, lengths=state.lengths)
+        is_banned = banned(state.bans, state.stop_token_ids, cut_trie.depths, vocab_size=target.config.vocab_size)
+        verified = verify(target, drafter, cut_trie, committed, state.sampling, noise, is_banned)
         walked = walk(
             cut_trie,
             verified.choice.tokens,

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from reanchor_jax.cache import Committed
-from reanchor_jax.decoding.sampling import Bans, Choice, Sampling, banned, choose
+from reanchor_jax.decoding.sampling import Choice, Sampling, choose
 from reanchor_jax.decoding.trie import Trie
 from reanchor_jax.models.drafter import Drafter
 from reanchor_jax.models.target import Target
@@ -37,11 +37,12 @@ def verify(
     committed: Committed,
     sampling: Sampling,
     noise: Float[Array, "B P V"],
-    *,
-    bans: Bans | None,
-    stop_token_ids: Int[Array, " Z"],
+    is_banned: Bool[Array, "B N V"] | None = None,
 ) -> Verified:
-    """Run the target over all nodes. All nodes of one depth draw with the same noise row: that of the position they predict."""
+    """Run the target over all nodes. All nodes of one depth draw with the same noise row: that of the position they predict.
+
+    is_banned: tokens that may not be drawn behind each node; None bans none.
+    """
     output = target(
         trie.tokens,
         committed.lengths[:, None] + trie.depths,
@@ -49,7 +50,6 @@ def verify(
         committed=committed,
         target_layer_ids=drafter.config.target_layer_ids,
     )
-    is_banned = banned(bans, stop_token_ids, trie.depths, vocab_size=target.config.vocab_size)
     return Verified(
         choice=choose(target.logits(output.states), sampling, noise, trie.depths, is_banned),
         features=drafter.features(output.taps),
