@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from divergence import assert_same_generation
 from lossless import BEST, NEW, mixed_sampling, situation
-from situations import FAVOURITE, prompts
+from situations import CACHE_LENGTH, FAVOURITE, prompts
 
 from reanchor_jax import autoregress, generate
 from reanchor_jax.decoding.sampling import filter_logits, position_noise, row_keys
@@ -21,15 +21,17 @@ def draws(models, tokens, lengths, keys, sampling, result, *, stops):
     found = []
     for row, length in enumerate(lengths):
         emitted = np.asarray(result.tokens[row, : int(result.lengths[row])])
-        text = np.concatenate([tokens[row, :length], emitted])[None].astype(np.int32)
-        positions = np.arange(text.shape[1], dtype=np.int32)[None]
-        logits = np.array(models.target.logits(models.target(text, positions, prompt_mask(text.shape[1])).states))[:, length - 1 : -1]
+        text = np.zeros((1, CACHE_LENGTH), np.int32)  # one shape for all rows
+        text[0, : length + len(emitted)] = np.concatenate([tokens[row, :length], emitted])
+        every = np.arange(CACHE_LENGTH, dtype=np.int32)[None]
+        logits = np.array(models.target.logits(models.target(text, every, prompt_mask(CACHE_LENGTH)).states))
+        logits, positions = logits[:, length - 1 : length + len(emitted) - 1], every[:, length : length + len(emitted)]
         logits[..., SUPPRESSED] = -np.inf
         logits[:, : LEAST[row], stops] = -np.inf
         alone = jax.tree.map(lambda x, row=row: x[row : row + 1], sampling)
         scores = logits
         if sampling.temperature[row] > 0:
-            scores = filter_logits(logits, alone) + position_noise(keys[row : row + 1], positions[:, length:], vocab_size=logits.shape[-1])
+            scores = filter_logits(logits, alone) + position_noise(keys[row : row + 1], positions, vocab_size=logits.shape[-1])
         found.append((np.asarray(scores[0]).argmax(-1), emitted))
     return found
 

@@ -70,7 +70,12 @@ def test_pieces_join_to_the_text_in_every_form(generator):
         return "".join([piece async for piece in generator.stream_async("a cat", **given)]), (await whole).text
 
     assert asyncio.run(gather()) == (alone.text, alone.text)
+
+
+@pytest.mark.slow
+def test_pieces_of_several_prompts_join_to_their_texts(generator):
     both = ["", ""]
+    given = {"max_new_tokens": NEW, "do_sample": True, "eos_token_id": [], "seed": 5}
     for row, piece in generator.stream_batch(["a cat", "Once"], **given):
         both[row] += piece
     assert both == [found.text for found in ask(generator, ["a cat", "Once"])]
