@@ -38,6 +38,7 @@ def draws(models, tokens, lengths, keys, sampling, result, *, stops):
 
 @pytest.mark.parametrize("name", ["random", "often_right"])
 def test_banned_tokens_are_never_drawn_and_stops_not_before_they_may(name):
+    """vllm-project/vllm#32642, #26317 (ignored in the verification): rules of position hold at every depth of a block"""
     models, (tokens, lengths) = situation(name), prompts(5, seed=5)
     keys, sampling = row_keys(jax.random.key(5), 5), mixed_sampling()
     request = {"config": BEST, "sampling": sampling, "max_new_tokens": NEW, "suppressed_token_ids": SUPPRESSED, "min_new_tokens": LEAST}

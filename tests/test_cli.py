@@ -210,6 +210,15 @@ def test_demo_shows_a_story_and_a_table(capsys, pair, tmp_path, monkeypatch):
     assert list(figures) == ["methods", "identical", "speedup", "environment"]
 
 
+def test_every_command_multiplies_in_full_float32(capsys, pair, monkeypatch):
+    """goodfire-ai/spd#970: TF32, the default of a GPU, makes differences that are none of the method's, and hides some that are"""
+    seen = []
+    monkeypatch.setattr(demo, "run", lambda *_, **__: seen.append(jax.config.jax_default_matmul_precision))
+    with jax.default_matmul_precision("default"):
+        assert cli.main(["demo", "--pair", str(pair)]) == 0
+    assert seen == ["highest"]
+
+
 def test_inspect_tells_what_a_directory_holds(capsys, pair):
     status, out, _ = _run(capsys, "inspect", pair)
     assert status == 0

@@ -60,7 +60,8 @@ def test_budgets_are_each_rows_own():
     assert_rows(cut_generation("flat", 17, budgets=np.asarray(budgets)), expected_rows("flat", 17, [], budgets))
 
 
-def test_stop_tokens_end_a_row_at_every_depth_as_bonus_and_as_the_prefill_token():
+def test_generation_does_not_run_on_behind_a_stop_token_accepted_inside_a_block():
+    """huggingface/transformers#47912: at every depth, as bonus and as the prefill token"""
     seen = set()
     whole = cut_generation("flat", 19)
     for stop in range(61):
@@ -68,6 +69,17 @@ def test_stop_tokens_end_a_row_at_every_depth_as_bonus_and_as_the_prefill_token(
         assert_rows(cut_generation("flat", 19, stop_token_ids=[stop, 60]), rows)
         seen |= {place_in_round(whole.info, row, len(kept) - 1) for row, (kept, reason) in enumerate(rows) if reason == STOP}
     assert seen >= {"prefill", "bonus", *range(1, BLOCK), "beyond the block"}
+
+
+def test_a_row_does_not_end_by_its_length_where_a_stop_token_came_first():
+    """sgl-project/sglang#31599: the earliest event is the reason, and at the last place of a budget the stop"""
+    text = plain_rows("flat", 19)[0]
+    place = next(index for index, token in enumerate(text) if index > 5 and token not in text[:index])
+    for budget, reason in ((place, LENGTH), (place + 1, STOP), (place + 2, STOP)):
+        got = cut_generation("flat", 19, stop_token_ids=[text[place]], budgets=np.full(5, budget))
+        assert int(got.finish_reasons[0]) == reason
+        assert got.tokens[0, : int(got.lengths[0])].tolist() == text[: min(budget, place + 1)]
+        assert not np.asarray(got.tokens[0, min(budget, place + 1) :]).any()
 
 
 def place_in_round(info, row, place):

@@ -103,7 +103,8 @@ def test_a_streamer_is_given_the_prompt_and_then_every_token_once(generator):
     assert "".join(iterator) == found.text
 
 
-def test_a_stop_string_over_rounds_cuts_text_ids_and_log_probs_at_one_point(generator):
+def test_nothing_leaks_behind_a_stop_string_that_spans_rounds(generator):
+    """sgl-project/sglang#23802, vllm-project/vllm#47616, snowflakedb/ArcticInference#161"""
     whole = ask(generator, "a cat")
     for first in range(2, NEW - 4, 7):
         stop = generator.tokenizer.decode(whole.token_ids[first : first + 3], skip_special_tokens=True)
@@ -115,6 +116,23 @@ def test_a_stop_string_over_rounds_cuts_text_ids_and_log_probs_at_one_point(gene
         assert found.text == whole.text[: whole.text.index(stop)]
         np.testing.assert_array_equal(found.log_probs, whole.log_probs[:count])
         assert found.finish_reason == "stop_string"
+
+
+def test_a_text_does_not_end_by_its_length_where_a_stop_string_came_first(generator):
+    """sgl-project/sglang#31599"""
+    whole = ask(generator, "a cat")
+    count, stop = next(
+        (index + 1, piece)
+        for index, piece in enumerate(generator.tokenizer.decode([token]) for token in whole.token_ids)
+        if index > 3 and len(piece) == 1 and piece.isascii() and piece not in generator.tokenizer.decode(whole.token_ids[:index])
+    )
+    for length, reason in ((count - 1, "length"), (count, "stop_string"), (count + 1, "stop_string")):
+        found = ask(generator, "a cat", stop_strings=stop, max_new_tokens=length)
+        assert found.finish_reason == reason
+        assert found.token_ids == whole.token_ids[: min(length, count)]
+        assert stop not in found.text
+    ended = ask(generator, "a cat", stop_strings=stop, eos_token_id=whole.token_ids[count - 1])
+    assert (ended.token_ids, ended.finish_reason) == (whole.token_ids[:count], "stop_string")
 
 
 @pytest.mark.parametrize("size", [1, 2, 5, 100])
@@ -141,7 +159,8 @@ def test_what_only_began_a_stop_string_is_shown_in_the_end(generator):
     assert (follower.take(), follower.close()) == ("at ", "the en")
 
 
-def test_scores_are_those_of_every_token(generator):
+def test_log_probabilities_and_scores_are_there_and_right_for_every_token(generator):
+    """vllm-project/vllm#34497, ggml-org/llama.cpp#27972, z-lab/dflash#39"""
     fields = {"output_scores": True, "output_logits": True, "suppress_tokens": [5], "bad_words_ids": [[9]], "top_k": 7, "temperature": 0.5}
     found = ask(generator, "a cat", **fields)
     assert found.scores.shape == found.logits.shape == (NEW, VOCAB_SIZE)

@@ -23,6 +23,7 @@ QUICK = [("llama", "both", "coupled"), ("qwen3", "none", "independent"), ("qwen3
 
 @pytest.mark.parametrize(("family", "retain", "draft_choice"), QUICK)
 def test_generate_equals_autoregress_with_the_same_key(family, retain, draft_choice):
+    """z-lab/dflash#74: drafts chosen at another temperature, or with other noise, change no law"""
     config = small_config(retain, draft_choice)
     infos = {}
     for name in SITUATIONS:
@@ -130,7 +131,10 @@ TREE = dataclasses.replace(BEST, expand="merge", num_nodes=20)
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [BEST, TREE], ids=["paths", "tree"])
 def test_rows_of_a_batch_equal_each_row_alone(config):
-    """Eight rows of unequal prompts, temperatures and budgets; one ends at its prefill token by a stop, one by its budget."""
+    """Eight rows of unequal prompts, temperatures and budgets; one ends at its prefill token by a stop, one by its budget.
+
+    huggingface/transformers#32165, SafeAILab/EAGLE#250, unslothai/unsloth#9708
+    """
     models, num_rows = situation("flat"), 8
     sampling = make_sampling(num_rows, temperature=[1.0, 0.8, 1.0, 1.2, 1.0, 0.0, 1.0, 0.5], top_p=[1, 1, 0.9, 1, 0.8, 1, 1, 0.7])
     tokens, lengths = prompts(num_rows, seed=11)

@@ -184,6 +184,8 @@ SHIPPED = [
 
 @pytest.mark.parametrize(("count", "heads", "groups", "size", "window"), SHIPPED)
 def test_the_kernel_lowers_for_cuda_in_every_shipped_shape(count, heads, groups, size, window):
+    """jax-ml/jax#28974, #32430, verl-project/verl#7131 (masks, CUDA 13, heads of 512)"""
+
     def shape(dtype, *sizes):
         return jax.ShapeDtypeStruct(sizes, dtype)
 
@@ -193,6 +195,16 @@ def test_the_kernel_lowers_for_cuda_in_every_shipped_shape(count, heads, groups,
     traced = jax.jit(functools.partial(attend, window=window)).trace(*given, cache=cache)
     assert "mosaic_gpu" in traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "mosaic_gpu" not in traced.lower(lowering_platforms=("cpu",)).as_text()
+
+
+def test_attention_in_float32_is_left_to_xla_on_a_gpu():
+    """jax-ml/jax#12008: fused attention refuses float32"""
+    part = DensePart(keys_values=jax.ShapeDtypeStruct((1, 4, 5, 64), jnp.float32), mask=jax.ShapeDtypeStruct((1, 5, 5), jnp.bool_))
+    cache = CachePart(keys_values=jax.ShapeDtypeStruct((1, 4, 96, 64), jnp.float32), lengths=jax.ShapeDtypeStruct((1,), jnp.int32))
+    given = jax.ShapeDtypeStruct((1, 5, 4, 64), jnp.float32), jax.ShapeDtypeStruct((1, 5), jnp.int32), (part,)
+    text = jax.jit(attend).trace(*given, cache=cache).lower(lowering_platforms=("cuda",)).as_text()
+    assert "dot_general" in text
+    assert "custom_call" not in text
 
 
 def test_what_cannot_run_is_refused():

@@ -163,8 +163,11 @@ def test_generate_inside_a_users_jit_and_vmap_over_seeds_equals_one_call_a_seed(
     assert (np.asarray(batch.info.num_accepted) > 0).any()
 
 
-def test_lengths_and_values_of_a_request_compile_once():
-    """20 prompt lengths, 5 temperatures, and whatever else changes from request to request."""
+def test_no_request_of_another_length_or_temperature_compiles_again():
+    """20 prompt lengths, 5 temperatures, and whatever else changes from request to request.
+
+    keras-team/keras-hub#779, NovaSky-AI/SkyRL#539, sgl-project/sglang-jax#117
+    """
     models, config = flat(small_models(3)), small_config("both", "coupled")
     sizes = set()
     for number in range(20):
@@ -195,6 +198,37 @@ def primitives(jaxpr):
             inner = getattr(parameter, "jaxpr", parameter)
             if hasattr(inner, "eqns"):
                 yield from primitives(inner)
+
+
+def test_neither_states_nor_masks_grow_with_the_context():
+    """vllm-project/vllm#12751, #15506, sgl-project/sglang#13765, #37553, warpfront/hipfire#486
+
+    Of the context's length there are caches, prompts and single rows of places; states, taps and masks are of a chunk, a trie or a block.
+    """
+    length = 512
+    config = replace(CONFIG, cache_length=length, prefill_chunk=64)
+    tokens, keys = jax.ShapeDtypeStruct((3, length - NEW), jnp.int32), row_keys(jax.random.key(0), 3)
+    lengths = jax.ShapeDtypeStruct((3,), jnp.int32)
+
+    def whole(models, tokens, lengths, keys):
+        return generate(models, tokens, lengths, keys, config=config, max_new_tokens=NEW)
+
+    state, _ = jax.eval_shape(functools.partial(prefill, config=config, max_new_tokens=NEW), mini(), tokens, lengths, keys)
+    caches = {buffer.shape for buffer in [*state.target_cache, *state.drafter_cache]}
+    made = {shape for shape in shapes_made(jax.make_jaxpr(whole)(mini(), tokens, lengths, keys).jaxpr) if max(shape, default=0) >= 450}
+    assert caches <= made
+    others = made - caches
+    assert others
+    assert max(map(np.prod, others)) <= 3 * max(shape[2] for shape in caches), others
+
+
+def shapes_made(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from (variable.aval.shape for variable in equation.outvars)
+        for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")):
+            inner = getattr(parameter, "jaxpr", parameter)
+            if hasattr(inner, "eqns"):
+                yield from shapes_made(inner)
 
 
 @pytest.mark.parametrize("config", [PLAIN, CONFIG], ids=["plain", "speculative"])
@@ -247,7 +281,10 @@ def made_of_a_caches_size(compiled, state):
     ids=["plain 1", "plain 4", "speculative 1", "speculative 4", "scheduled 3"],
 )
 def test_no_round_copies_a_cache(config, num_rows):
-    """In the optimized program of a loop of rounds, nothing of a cache's size is made but the in-place writes."""
+    """In the optimized program of a loop of rounds, nothing of a cache's size is made but the in-place writes.
+
+    sgl-project/sglang-jax#1147, #65, openxla/xla#45912, jax-ml/jax#21367
+    """
     config = replace(config, cache_length=192)  # larger than what one step of attention reads
     models = mini() if config.is_speculative else mini()._replace(drafter=None)
     state = jax.eval_shape(functools.partial(begin, config=config), models, *request_of(num_rows))[0]

@@ -137,6 +137,7 @@ def test_a_tiny_temperature_is_the_argmax(temperature):
 
 
 def test_rows_of_temperature_zero_are_greedy_beside_sampled_ones():
+    """vllm-project/vllm#27077, sgl-project/sglang#23296, google-deepmind/gemma#562"""
     rng, logits = drawn(11, is_tied=True)
     temperature = rng.choice([0.0, 1e-30, 0.7, 1.0], ROWS)
     sampling = make_sampling(ROWS, temperature=temperature, top_k=7, top_p=0.95, min_p=0.01)

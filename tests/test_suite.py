@@ -470,6 +470,7 @@ def test_tables_and_bars_show_a_method_where_it_was_measured():
 
 
 def test_a_chat_template_wraps_every_turn_and_is_told_whether_to_think(tmp_path):
+    """z-lab/dflash#133, #60 (half the drafts lost by thinking where the drafter does not)"""
     for name, content in tokenizer_files().items():
         (tmp_path / name).write_bytes(content)
     tokenizer = load_tokenizer(tmp_path)

@@ -24,7 +24,8 @@ def tokenizer(tmp_path_factory):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])
 @pytest.mark.parametrize("cut", [1, 4, 9])
-def test_streamed_pieces_join_to_the_text_whatever_the_size_of_the_chunks(tokenizer, size, cut):
+def test_no_token_of_a_round_is_lost_in_a_stream_and_no_character_broken(tokenizer, size, cut):
+    """waybarrios/vllm-mlx#109, vllm-project/vllm#26027, #45678"""
     ids = encode(tokenizer, _TEXT)
     prompt, tokens = ids[:cut], ids[cut:]
     pieces = list(stream_text(tokenizer, prompt, [tokens[i : i + size] for i in range(0, len(tokens), size)]))
