@@ -194,3 +194,7 @@ def test_the_comparison_finds_and_grades_a_difference():
     with pytest.raises(AssertionError, match=r"difference: Divergence\(row=2, place=6"):
         assert_same_generation(models, tokens, lengths, keys, sampling, changed, plain)
     assert_same_generation(models, tokens, lengths, keys, sampling, plain, jax.tree.map(jnp.asarray, plain))
+    # a log-probability that no edge of a filter explains is a difference
+    moved = plain._replace(processed_log_probs=plain.processed_log_probs.at[2, 6].add(-0.009))
+    with pytest.raises(AssertionError, match="Not equal to tolerance"):
+        assert_same_generation(models, tokens, lengths, keys, sampling, moved, plain)
